@@ -1,0 +1,365 @@
+"""The driver seam: everything graphcore asks of CUDA, as one abstract class with two drivers.
+
+``cuda.py`` talks to a device; ``emulated/`` does the same in plain Python and NumPy, with the same
+rules and the same error codes. Nothing above this package imports ``cuda.bindings``.
+
+Error contract of every method: a call that fails raises :class:`graphcore.errors.CudaError` with
+the code CUDA gives (or would give) and has changed nothing, except where CUDA itself invalidates a
+capture; it leaves no sticky "last error" behind. Handles are plain ints; a handle that was
+destroyed, or belongs to another driver, is the caller's fault and answers INVALID_HANDLE or
+INVALID_VALUE. Nothing here is locked: one thread at a time per graph hierarchy, as CUDA asks.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from graphcore.driver.records import (
+    Allocation,
+    CaptureStatus,
+    ConditionalHandle,
+    DeviceInfo,
+    Edge,
+    EventHandle,
+    ExecHandle,
+    FunctionHandle,
+    FunctionInfo,
+    GraphHandle,
+    KernelParams,
+    LaunchConfig,
+    MemcpyParams,
+    MemsetParams,
+    NodeHandle,
+    NodeKind,
+    NodeParams,
+    RawUpdate,
+    StreamHandle,
+)
+
+if TYPE_CHECKING:
+    from graphcore.driver.kernel import Kernel
+    from graphcore.driver.streams import Event, Stream
+
+CaptureMode = Literal["global", "thread_local", "relaxed"]
+
+LEGACY_STREAM = StreamHandle(1)
+"""CUDA's legacy default stream (``cudaStreamLegacy``), in both drivers; 0 means the same."""
+
+
+class Driver(ABC):
+    """What a driver offers. Open one with :func:`graphcore.open_driver`."""
+
+    name: ClassVar[str]
+    is_emulated: ClassVar[bool]
+
+    device: int
+    """Ordinal of the device this driver works on."""
+
+    # ---- device -------------------------------------------------------------------------------
+
+    @abstractmethod
+    def device_info(self) -> DeviceInfo:
+        """Facts about this driver's device."""
+
+    @abstractmethod
+    def context_id(self) -> int:
+        """A number that identifies the context work goes to; part of keys and fingerprints."""
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Waits for all work of the context. STREAM_CAPTURE_UNSUPPORTED while one captures."""
+
+    @abstractmethod
+    def memory_info(self) -> tuple[int, int]:
+        """(free, total) bytes of the device."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Gives back what the driver itself holds; handles made through it stay the caller's."""
+
+    # ---- streams and events -------------------------------------------------------------------
+
+    def stream(self, *, blocking: bool = False, priority: int = 0) -> Stream:
+        """A new stream that this object owns; ``blocking`` ones order with the legacy stream."""
+        from graphcore.driver.streams import Stream
+
+        return Stream(self, self.create_stream(blocking=blocking, priority=priority), owned=True)
+
+    def event(self, *, timing: bool = False) -> Event:
+        """A new event that the returned object owns."""
+        from graphcore.driver.streams import Event
+
+        return Event(self, self.create_event(timing=timing))
+
+    @abstractmethod
+    def create_stream(self, *, blocking: bool, priority: int = 0) -> StreamHandle: ...
+
+    @abstractmethod
+    def destroy_stream(self, stream: StreamHandle) -> None: ...
+
+    @abstractmethod
+    def synchronize_stream(self, stream: StreamHandle) -> None:
+        """Waits for the stream's work; UNSUPPORTED (and invalidates) while it captures."""
+
+    @abstractmethod
+    def query_stream(self, stream: StreamHandle) -> bool:
+        """Whether the stream's work has finished; UNSUPPORTED while it captures."""
+
+    @abstractmethod
+    def stream_is_blocking(self, stream: StreamHandle) -> bool:
+        """Whether the stream orders with the legacy stream (fixed when it was made)."""
+
+    @abstractmethod
+    def stream_device(self, stream: StreamHandle) -> int:
+        """Ordinal of the device the stream belongs to."""
+
+    @abstractmethod
+    def wait_event(
+        self, stream: StreamHandle, event: EventHandle, *, external: bool = False
+    ) -> None:
+        """Makes later work of ``stream`` wait for ``event``.
+
+        Waiting for an event recorded in a capture joins ``stream`` to that capture (MERGE where it
+        belongs to another one); inside a capture an event recorded outside answers ISOLATION,
+        unless ``external``, which makes an event-wait node.
+        """
+
+    @abstractmethod
+    def create_event(self, *, timing: bool) -> EventHandle: ...
+
+    @abstractmethod
+    def destroy_event(self, event: EventHandle) -> None: ...
+
+    @abstractmethod
+    def record_event(
+        self, event: EventHandle, stream: StreamHandle, *, external: bool = False
+    ) -> None:
+        """Records ``event``; in a capture it marks the frontier, or, ``external``, makes a node."""
+
+    @abstractmethod
+    def synchronize_event(self, event: EventHandle) -> None:
+        """Waits for ``event``; CAPTURED_EVENT where it was last recorded in a capture."""
+
+    @abstractmethod
+    def query_event(self, event: EventHandle) -> bool:
+        """Whether ``event`` has happened; CAPTURED_EVENT as above."""
+
+    @abstractmethod
+    def elapsed_ms(self, start: EventHandle, end: EventHandle) -> float:
+        """Milliseconds between two timing events that have happened."""
+
+    # ---- memory -------------------------------------------------------------------------------
+
+    @abstractmethod
+    def alloc(self, size: int) -> int:
+        """Device memory of ``size`` bytes (at least 1); returns its address.
+
+        UNSUPPORTED inside a capture whose mode forbids it (global: any thread's; thread_local: this
+        thread's), which it invalidates.
+        """
+
+    @abstractmethod
+    def free(self, address: int) -> None:
+        """Gives back memory of :meth:`alloc`; INVALID_VALUE for any other address."""
+
+    @abstractmethod
+    def alloc_pinned(self, size: int) -> int:
+        """Page-locked host memory of ``size`` bytes that the device can read; its address."""
+
+    @abstractmethod
+    def free_pinned(self, address: int) -> None: ...
+
+    @abstractmethod
+    def copy(self, params: MemcpyParams, stream: StreamHandle) -> None:
+        """Copies on ``stream``; a memcpy node where it captures."""
+
+    @abstractmethod
+    def fill(self, params: MemsetParams, stream: StreamHandle) -> None:
+        """Fills on ``stream``; a memset node where it captures."""
+
+    @abstractmethod
+    def read(self, address: int, size: int) -> bytes:
+        """Bytes of device memory, after all work: for tests and small reads, not for hot paths."""
+
+    @abstractmethod
+    def write(self, address: int, data: bytes) -> None:
+        """Writes bytes to device memory, after all work."""
+
+    @abstractmethod
+    def allocation_of(self, address: int) -> Allocation | None:
+        """The live allocation that ``address`` lies in, or None. About 1.5 us on a device."""
+
+    # ---- kernels ------------------------------------------------------------------------------
+
+    @abstractmethod
+    def function(self, kernel: Kernel) -> FunctionHandle:
+        """Loads ``kernel`` once and returns its function.
+
+        Do it before a capture: loading inside one may invalidate it.
+        """
+
+    @abstractmethod
+    def function_info(self, function: FunctionHandle) -> FunctionInfo:
+        """Name, parameter layout and home of a function, of any library's."""
+
+    @abstractmethod
+    def launch(
+        self,
+        function: FunctionHandle,
+        config: LaunchConfig,
+        arguments: Sequence[bytes],
+        stream: StreamHandle,
+    ) -> None:
+        """Launches on ``stream``; a kernel node where it captures. ``arguments``: Kernel.pack."""
+
+    @abstractmethod
+    def launch_host(self, callback: Callable[[], None], stream: StreamHandle) -> None:
+        """Runs ``callback`` in stream order; in a capture a host node that fires on each replay.
+
+        The driver keeps the callback alive as long as the graph, its clones and executables live.
+        """
+
+    # ---- capture ------------------------------------------------------------------------------
+
+    @abstractmethod
+    def begin_capture(
+        self, stream: StreamHandle, mode: CaptureMode, *, graph: GraphHandle | None = None
+    ) -> None:
+        """Begins capturing ``stream``; into ``graph`` (a conditional body, say) where given."""
+
+    @abstractmethod
+    def end_capture(self, stream: StreamHandle) -> GraphHandle:
+        """Ends the capture and returns its graph (the given one where it had one).
+
+        After UNJOINED or INVALIDATED the capture is over too, without a graph; the stream works.
+        """
+
+    @abstractmethod
+    def capture_status(self, stream: StreamHandle) -> CaptureStatus: ...
+
+    @abstractmethod
+    def set_capture_frontier(self, stream: StreamHandle, nodes: Iterable[NodeHandle]) -> None:
+        """Replaces what the stream's next node depends on (nodes of the graph being captured)."""
+
+    @abstractmethod
+    def exchange_capture_mode(self, mode: CaptureMode) -> CaptureMode:
+        """Sets this thread's mode for potentially unsafe calls and returns the one before."""
+
+    def recording(self, stream: StreamHandle) -> AbstractContextManager[None]:
+        """What else must be in force while Python runs a captured region; nothing on a device.
+
+        The emulated driver records torch's operations on CPU tensors here.
+        """
+        return nullcontext()
+
+    # ---- graphs -------------------------------------------------------------------------------
+
+    @abstractmethod
+    def create_graph(self) -> GraphHandle: ...
+
+    @abstractmethod
+    def destroy_graph(self, graph: GraphHandle) -> None:
+        """Node handles of the graph die with it; executables made from it live on."""
+
+    @abstractmethod
+    def clone_graph(self, graph: GraphHandle) -> GraphHandle: ...
+
+    @abstractmethod
+    def add_node(
+        self, graph: GraphHandle, dependencies: Iterable[NodeHandle], params: NodeParams
+    ) -> NodeHandle: ...
+
+    @abstractmethod
+    def destroy_node(self, node: NodeHandle) -> None: ...
+
+    @abstractmethod
+    def add_edges(self, graph: GraphHandle, edges: Iterable[Edge]) -> None: ...
+
+    @abstractmethod
+    def remove_edges(self, graph: GraphHandle, edges: Iterable[Edge]) -> None: ...
+
+    @abstractmethod
+    def nodes(self, graph: GraphHandle) -> list[NodeHandle]:
+        """All nodes of the graph, in the order the driver keeps (creation order)."""
+
+    @abstractmethod
+    def edges(self, graph: GraphHandle) -> list[Edge]: ...
+
+    @abstractmethod
+    def node_kind(self, node: NodeHandle) -> NodeKind: ...
+
+    @abstractmethod
+    def node_params(self, node: NodeHandle) -> NodeParams:
+        """The node's parameters, copied; kernel attributes (cluster, cooperative, priority) too."""
+
+    @abstractmethod
+    def set_node_params(self, node: NodeHandle, params: NodeParams) -> None:
+        """Changes a node of a graph description (not of executables made from it)."""
+
+    @abstractmethod
+    def create_conditional(
+        self, graph: GraphHandle, default: int = 0, *, assign_at_launch: bool = True
+    ) -> ConditionalHandle:
+        """A handle for a conditional node of ``graph``; starts each launch at ``default``."""
+
+    # ---- executables --------------------------------------------------------------------------
+
+    @abstractmethod
+    def instantiate(
+        self, graph: GraphHandle, *, auto_free: bool = False, use_node_priority: bool = False
+    ) -> ExecHandle:
+        """An executable; a refusal's CudaError names the node and CUDA's instantiate result."""
+
+    @abstractmethod
+    def destroy_exec(self, executable: ExecHandle) -> None:
+        """Destroys it, after its running launch; never call it while this thread captures."""
+
+    @abstractmethod
+    def launch_graph(self, executable: ExecHandle, stream: StreamHandle) -> None: ...
+
+    @abstractmethod
+    def bind_launch(self, executable: ExecHandle, stream: StreamHandle) -> Callable[[], object]:
+        """The hot path: one call without arguments that launches.
+
+        Its result is None, or a tuple whose first element is falsy on success; otherwise give the
+        result to :meth:`raise_launch`.
+        """
+
+    @abstractmethod
+    def raise_launch(self, result: object) -> None:
+        """Raises the CudaError of a failed bound launch."""
+
+    @abstractmethod
+    def upload(self, executable: ExecHandle, stream: StreamHandle) -> None: ...
+
+    @abstractmethod
+    def update_exec(self, executable: ExecHandle, graph: GraphHandle) -> RawUpdate:
+        """Tries a whole-graph update. A refusal is a value, not an error; others raise."""
+
+    @abstractmethod
+    def set_exec_node_params(
+        self, executable: ExecHandle, node: NodeHandle, params: NodeParams
+    ) -> None:
+        """Changes one node of an executable; ``node`` is the source graph's handle."""
+
+    def bind_exec_kernel_update(
+        self, executable: ExecHandle, node: NodeHandle, params: KernelParams
+    ) -> Callable[[KernelParams], None]:
+        """Repeated updates of one kernel node; drivers may prepare what does not change."""
+
+        def update(changed: KernelParams) -> None:
+            self.set_exec_node_params(executable, node, changed)
+
+        return update
+
+    @abstractmethod
+    def set_node_enabled(
+        self, executable: ExecHandle, node: NodeHandle, enabled: bool
+    ) -> None:
+        """Switches a kernel, memcpy or memset node of an executable off and on."""
+
+    @abstractmethod
+    def node_enabled(self, executable: ExecHandle, node: NodeHandle) -> bool: ...

@@ -1,0 +1,71 @@
+"""Which driver: by name, by the environment, or by what the machine has."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any
+
+from graphcore.driver.api import Driver
+from graphcore.errors import ConfigurationError, DriverUnavailable
+
+_log = logging.getLogger("graphcore")
+_told = False
+
+
+def open_driver(name: str | None = None, *, device: int | None = None, **options: Any) -> Driver:
+    """Opens a driver.
+
+    Args:
+        name: "cuda", "emulated", or None: what the environment variable ``GRAPHCORE_DRIVER`` says,
+            else "cuda" where a device is usable, else "emulated" (said once, as a WARNING).
+        device: Device ordinal; None is 0.
+        options: For the emulated driver: ``devices=1``, ``order="program"|"adversarial"``,
+            ``seed=0``.
+
+    Raises:
+        ConfigurationError: An unknown name or option.
+        DriverUnavailable: "cuda" was asked for and cannot be had; the message says why.
+    """
+    chosen = name or os.environ.get("GRAPHCORE_DRIVER") or None
+    if chosen not in (None, "cuda", "emulated"):
+        where = "name" if name else "environment variable GRAPHCORE_DRIVER"
+        raise ConfigurationError(
+            f"{where}: expected 'cuda' or 'emulated', got {chosen!r}"
+        )
+    if chosen == "emulated":
+        return _open_emulated(device, options)
+    if options and chosen == "cuda":
+        raise ConfigurationError(f"driver 'cuda': unknown options {sorted(options)}")
+    try:
+        return _open_cuda(device)
+    except DriverUnavailable as error:
+        if chosen == "cuda":
+            raise
+        _tell_once(str(error))
+    return _open_emulated(device, options)
+
+
+def _open_cuda(device: int | None) -> Driver:
+    from graphcore.driver.cuda import CudaDriver
+
+    return CudaDriver(device or 0)
+
+
+def _open_emulated(device: int | None, options: dict[str, Any]) -> Driver:
+    from graphcore.driver.emulated import EmulatedDriver
+
+    try:
+        return EmulatedDriver(device=device or 0, **options)
+    except TypeError as error:
+        raise ConfigurationError(f"driver 'emulated': {error}") from None
+
+
+def _tell_once(reason: str) -> None:
+    global _told
+    if not _told:
+        _told = True
+        _log.warning(
+            "no usable CUDA device (%s): using the emulated driver; results are right, times mean "
+            "nothing. Set GRAPHCORE_DRIVER=emulated to choose it on purpose.", reason,
+        )

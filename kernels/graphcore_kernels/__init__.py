@@ -1,0 +1,1 @@
+"""The kernels of graphcore: source, launcher and reference side by side."""
