@@ -13,7 +13,7 @@ The tree (builtin base in brackets, so that callers who expect the builtin catch
     |   +-- CaptureError               a stream capture failed, or something is not allowed in one
     |   +-- StaleGraphError            a graph whose buffers changed since it was captured
     |   +-- OverwrittenOutputError     an output that a later run has overwritten
-    +-- UpdateRefused       [RuntimeError]  a graph update the driver refuses, where that was an error
+    +-- UpdateRefused       [RuntimeError]  an update the driver refuses, where that was an error
 
     GraphcoreWarning        [RuntimeWarning]  what a finalizer could not raise
 
@@ -21,7 +21,7 @@ After any of these: a call that creates something has created nothing; a call th
 has changed nothing, unless its docstring and the message say what is left. A second failure while
 cleaning up is attached to the first as a note (``__notes__``). The CUDA context stays usable for
 every error raised by a check of ours; after a :class:`CudaError` whose code is *sticky*
-(``error.is_sticky``) CUDA itself has lost the context, and nothing in the process can bring it back.
+(``error.is_sticky``) CUDA has lost the context, and nothing in the process can bring it back.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def _rebuild_cuda_error(
     return cls(code, call, **keywords)  # type: ignore[arg-type]
 
 
-class DriverUnavailable(GraphcoreError):
+class DriverUnavailable(GraphcoreError):  # noqa: N818 -- the name users know
     """The named driver, a device, or a module it needs is not usable here; says what mends it."""
 
 
@@ -154,7 +154,7 @@ class OverwrittenOutputError(LifecycleError):
     """An output was read after a later run of its graph had overwritten it."""
 
 
-class UpdateRefused(GraphcoreError, RuntimeError):
+class UpdateRefused(GraphcoreError, RuntimeError):  # noqa: N818 -- the name users know
     """An executable could not be updated in place, where the caller made that an error."""
 
 

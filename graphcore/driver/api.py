@@ -205,6 +205,13 @@ class Driver(ABC):
     def function_info(self, function: FunctionHandle) -> FunctionInfo:
         """Name, parameter layout and home of a function, of any library's."""
 
+    def kernel_of(self, function: FunctionHandle) -> Kernel | None:
+        """The kernel that :meth:`function` loaded as ``function``; None for another's function.
+
+        A driver that remembers what it loaded answers, so that arguments can be read typed.
+        """
+        return None
+
     @abstractmethod
     def launch(
         self,
@@ -356,9 +363,7 @@ class Driver(ABC):
         return update
 
     @abstractmethod
-    def set_node_enabled(
-        self, executable: ExecHandle, node: NodeHandle, enabled: bool
-    ) -> None:
+    def set_node_enabled(self, executable: ExecHandle, node: NodeHandle, enabled: bool) -> None:
         """Switches a kernel, memcpy or memset node of an executable off and on."""
 
     @abstractmethod

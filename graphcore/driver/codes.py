@@ -18,12 +18,16 @@ _CODES: dict[str, tuple[int, str, str | None]] = {
     "CUDA_ERROR_INVALID_DEVICE": (101, "no device has this number", None),
     "CUDA_ERROR_INVALID_CONTEXT": (201, "the context is not valid for this call", None),
     "CUDA_ERROR_INVALID_SOURCE": (300, "the kernel source is not valid", None),
-    "CUDA_ERROR_INVALID_HANDLE": (400, "the handle is not valid (destroyed, or of another kind)",
-                                  None),
+    "CUDA_ERROR_INVALID_HANDLE": (
+        400,
+        "the handle is not valid (destroyed, or of another kind)",
+        None,
+    ),
     "CUDA_ERROR_NOT_FOUND": (500, "the named symbol was not found", None),
     "CUDA_ERROR_NOT_READY": (600, "the work has not finished", None),
     "CUDA_ERROR_ILLEGAL_ADDRESS": (
-        700, "a kernel touched memory it does not own",
+        700,
+        "a kernel touched memory it does not own",
         "the context is lost; a graph whose buffer was freed does this: see docs/errors.md",
     ),
     "CUDA_ERROR_ASSERT": (710, "a device-side assertion failed", "the context is lost"),
@@ -31,55 +35,71 @@ _CODES: dict[str, tuple[int, str, str | None]] = {
     "CUDA_ERROR_NOT_PERMITTED": (800, "the operation is not permitted", None),
     "CUDA_ERROR_NOT_SUPPORTED": (801, "the operation is not supported here", None),
     "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED": (
-        900, "the operation is not permitted while a stream is capturing",
+        900,
+        "the operation is not permitted while a stream is capturing",
         "move host reads, synchronisation, allocation and first library calls before the capture; "
         "warm the step up on the capture stream",
     ),
     "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED": (
-        901, "an earlier error invalidated the capture",
+        901,
+        "an earlier error invalidated the capture",
         "the first error says why; the capture ends without a graph",
     ),
     "CUDA_ERROR_STREAM_CAPTURE_MERGE": (
-        902, "the operation would join two independent captures",
+        902,
+        "the operation would join two independent captures",
         "record and wait on events of one capture only",
     ),
     "CUDA_ERROR_STREAM_CAPTURE_UNMATCHED": (
-        903, "the capture was not begun on this stream",
+        903,
+        "the capture was not begun on this stream",
         "end a capture on the stream that began it",
     ),
     "CUDA_ERROR_STREAM_CAPTURE_UNJOINED": (
-        904, "a stream forked into the capture was not joined back",
+        904,
+        "a stream forked into the capture was not joined back",
         "make the capture's stream wait for an event recorded on the side stream",
     ),
     "CUDA_ERROR_STREAM_CAPTURE_ISOLATION": (
-        905, "a dependency would cross the border of the capture",
+        905,
+        "a dependency would cross the border of the capture",
         "record the event again inside the capture, on a capturing stream",
     ),
     "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT": (
-        906, "work on the legacy stream would depend on the capture",
+        906,
+        "work on the legacy stream would depend on the capture",
         "use the capture's stream, or capture with on_legacy_work='ignore'",
     ),
     "CUDA_ERROR_CAPTURED_EVENT": (
-        907, "the event was last recorded in a capture",
+        907,
+        "the event was last recorded in a capture",
         "query and synchronise only events recorded outside captures",
     ),
     "CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD": (
-        908, "the capture was begun by another thread and its mode is not relaxed",
+        908,
+        "the capture was begun by another thread and its mode is not relaxed",
         "end the capture on the thread that began it",
     ),
     "CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE": (
-        910, "the executable cannot take this graph",
+        910,
+        "the executable cannot take this graph",
         "re-instantiate; the outcome names the node and the rule",
     ),
     "CUDA_ERROR_UNKNOWN": (999, "an internal error of the driver", None),
 }
 
 # after these the context answers every later call with an error
-_STICKY = frozenset({
-    "CUDA_ERROR_ILLEGAL_ADDRESS", "CUDA_ERROR_ASSERT", "CUDA_ERROR_LAUNCH_FAILED",
-    "CUDA_ERROR_LAUNCH_TIMEOUT", "CUDA_ERROR_MISALIGNED_ADDRESS",
-    "CUDA_ERROR_INVALID_ADDRESS_SPACE", "CUDA_ERROR_INVALID_PC",
-})
+_STICKY = frozenset(
+    {
+        "CUDA_ERROR_ILLEGAL_ADDRESS",
+        "CUDA_ERROR_ASSERT",
+        "CUDA_ERROR_LAUNCH_FAILED",
+        "CUDA_ERROR_LAUNCH_TIMEOUT",
+        "CUDA_ERROR_MISALIGNED_ADDRESS",
+        "CUDA_ERROR_INVALID_ADDRESS_SPACE",
+        "CUDA_ERROR_INVALID_PC",
+    }
+)
 
 CAPTURE_CODES = frozenset(name for name, (number, _, _) in _CODES.items() if 900 <= number <= 908)
 

@@ -148,7 +148,8 @@ class Pointer:
         low = sum(min(0, step * (size - 1)) for step, size in zip(steps, sizes, strict=True))
         high = sum(max(0, step * (size - 1)) for step, size in zip(steps, sizes, strict=True))
         count = (high - low + 1) * item
-        raw = (ctypes.c_ubyte * count).from_address(self.address + low * item)
+        memory = (ctypes.c_ubyte * count).from_address(self.address + low * item)
+        raw = numpy.frombuffer(memory, numpy.uint8)
         return numpy.ndarray(
             sizes, self.dtype, buffer=raw, offset=-low * item, strides=[s * item for s in steps]
         )

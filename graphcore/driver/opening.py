@@ -30,9 +30,7 @@ def open_driver(name: str | None = None, *, device: int | None = None, **options
     chosen = name or os.environ.get("GRAPHCORE_DRIVER") or None
     if chosen not in (None, "cuda", "emulated"):
         where = "name" if name else "environment variable GRAPHCORE_DRIVER"
-        raise ConfigurationError(
-            f"{where}: expected 'cuda' or 'emulated', got {chosen!r}"
-        )
+        raise ConfigurationError(f"{where}: expected 'cuda' or 'emulated', got {chosen!r}")
     if chosen == "emulated":
         return _open_emulated(device, options)
     if options and chosen == "cuda":
@@ -67,5 +65,6 @@ def _tell_once(reason: str) -> None:
         _told = True
         _log.warning(
             "no usable CUDA device (%s): using the emulated driver; results are right, times mean "
-            "nothing. Set GRAPHCORE_DRIVER=emulated to choose it on purpose.", reason,
+            "nothing. Set GRAPHCORE_DRIVER=emulated to choose it on purpose.",
+            reason,
         )

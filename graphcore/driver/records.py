@@ -70,7 +70,7 @@ class LaunchConfig:
 
 @dataclass(frozen=True, slots=True)
 class KernelParams:
-    """A kernel node: ``arguments`` holds the bytes of each parameter, in order, as CUDA has them."""
+    """A kernel node: ``arguments`` holds the bytes of each parameter, in order."""
 
     function: FunctionHandle
     config: LaunchConfig
