@@ -1,0 +1,226 @@
+"""diff(a, b): what changed between two graphs, node by node and field by field.
+
+Nodes are aligned as an update pairs them where the topologies agree, else by likeness in creation
+order. Pure; handles never count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from typing import Protocol
+
+from graphcore.driver.kernel import Pointer
+from graphcore.driver.records import (
+    AllocParams,
+    ConditionalParams,
+    CopyOperand,
+    FreeParams,
+    KernelParams,
+    MemcpyParams,
+    MemsetParams,
+)
+from graphcore.graph.nodes import NodeRecord
+from graphcore.graph.pairing import Mismatch, pair
+from graphcore.graph.prediction import Difference, first_difference, trap_differences
+from graphcore.graph.snapshot import GraphSnapshot
+
+__all__ = [
+    "Difference",
+    "FieldChange",
+    "GraphDiff",
+    "NodeChange",
+    "diff",
+    "first_difference",
+    "trap_differences",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class FieldChange:
+    """One field of one node: its value before and after."""
+
+    field: str
+    before: object
+    after: object
+
+    def __str__(self) -> str:
+        return f"{self.field}: {self.before} -> {self.after}"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeChange:
+    """A node that both graphs have, with what changed in it (inner graphs included)."""
+
+    before: NodeRecord
+    after: NodeRecord
+    fields: tuple[FieldChange, ...]
+
+    def __str__(self) -> str:
+        return f"{self.after}: " + "; ".join(map(str, self.fields))
+
+
+@dataclass(frozen=True, slots=True)
+class GraphDiff:
+    """What changed from one graph to another.
+
+    Args:
+        changed: Aligned nodes that differ.
+        removed: Nodes only the old graph has.
+        added: Nodes only the new graph has.
+        removed_edges: Edges between aligned nodes that only the old graph has (old indices).
+        added_edges: Likewise of the new graph (new indices).
+        refusal: The first difference for which the driver refuses an update, or None.
+        traps: What the driver would accept and not apply.
+    """
+
+    changed: tuple[NodeChange, ...]
+    removed: tuple[NodeRecord, ...]
+    added: tuple[NodeRecord, ...]
+    removed_edges: tuple[tuple[int, int], ...]
+    added_edges: tuple[tuple[int, int], ...]
+    refusal: Difference | None
+    traps: tuple[Difference, ...]
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the graphs do the same on the same addresses."""
+        return not (
+            self.changed or self.removed or self.added or self.removed_edges or self.added_edges
+        )
+
+    @property
+    def update_possible(self) -> bool:
+        """Whether an update in place would be accepted and carry every change."""
+        return self.refusal is None and not self.traps
+
+    def __str__(self) -> str:
+        lines = [str(change) for change in self.changed]
+        lines += [f"{node}: removed" for node in self.removed]
+        lines += [f"{node}: added" for node in self.added]
+        lines += [f"edge {source} -> {target}: removed" for source, target in self.removed_edges]
+        lines += [f"edge {source} -> {target}: added" for source, target in self.added_edges]
+        if self.refusal is not None:
+            lines.append(f"update: {self.refusal.result.value}: {self.refusal}")
+        lines += [f"update: accepted but not applied: {trap}" for trap in self.traps]
+        return "\n".join(lines) or "no difference"
+
+
+class HasSnapshot(Protocol):
+    """Anything that can be read: a Graph."""
+
+    def snapshot(self) -> GraphSnapshot: ...
+
+
+def diff(a: GraphSnapshot | HasSnapshot, b: GraphSnapshot | HasSnapshot) -> GraphDiff:
+    """What changed from ``a`` to ``b``: snapshots, or graphs that are read first."""
+    old = a if isinstance(a, GraphSnapshot) else a.snapshot()
+    new = b if isinstance(b, GraphSnapshot) else b.snapshot()
+    partner = _align(old, new)
+    changed = []
+    for index, before in partner.items():
+        fields = tuple(_changes(old.nodes[before], new.nodes[index]))
+        if fields:
+            changed.append(NodeChange(old.nodes[before], new.nodes[index], fields))
+    forward = {before: after for after, before in partner.items()}
+    old_edges = {(forward.get(s), forward.get(t)): (s, t) for s, t in old.edges}
+    new_edges = {(s, t): (s, t) for s, t in new.edges if s in partner and t in partner}
+    return GraphDiff(
+        tuple(changed),
+        tuple(node for node in old.nodes if node.index not in forward),
+        tuple(node for node in new.nodes if node.index not in partner),
+        tuple(edge for key, edge in old_edges.items() if None not in key and key not in new_edges),
+        tuple(edge for key, edge in new_edges.items() if key not in old_edges),
+        first_difference(old, new),
+        tuple(trap_differences(old, new)),
+    )
+
+
+def _align(old: GraphSnapshot, new: GraphSnapshot) -> dict[int, int]:
+    """New index -> old index of the nodes that both graphs have."""
+    pairing = pair(old, new)
+    if not isinstance(pairing, Mismatch):
+        return dict(enumerate(pairing.partner))
+    if len(old.nodes) == len(new.nodes):
+        return {index: index for index in range(len(new.nodes))}
+    matcher = SequenceMatcher(None, _likeness(old), _likeness(new), autojunk=False)
+    return {
+        block.b + step: block.a + step
+        for block in matcher.get_matching_blocks()
+        for step in range(block.size)
+    }
+
+
+def _likeness(graph: GraphSnapshot) -> list[tuple[str, str]]:
+    return [(node.kind.value, node.name) for node in graph.nodes]
+
+
+def _changes(before: NodeRecord, after: NodeRecord) -> Iterator[FieldChange]:
+    old, new = dict(fields_of(before)), dict(fields_of(after))
+    for field in {**old, **new}:
+        was, now = old.get(field), new.get(field)
+        if was != now:
+            yield FieldChange(field, was, now)
+    for number, (one, other) in enumerate(zip(before.inner, after.inner, strict=False)):
+        inner = diff(one, other)
+        where = "child" if before.child is not None else f"body {number}"
+        for change in inner.changed:
+            prefix = f"{where} node {change.after.index}"
+            for inside in change.fields:
+                yield FieldChange(f"{prefix} {inside.field}", inside.before, inside.after)
+        if inner.removed or inner.added or inner.removed_edges or inner.added_edges:
+            yield FieldChange(f"{where} topology", _size(one), _size(other))
+
+
+def _size(graph: GraphSnapshot) -> str:
+    return f"{len(graph.nodes)} nodes, {len(graph.edges)} edges"
+
+
+def fields_of(node: NodeRecord) -> Iterator[tuple[str, object]]:
+    """The fields of a node that mean something, by name; handles left out, pointers as numbers."""
+    yield "kind", node.kind.value
+    params = node.params
+    if isinstance(params, KernelParams):
+        yield from _kernel_fields(node, params)
+    elif isinstance(params, MemcpyParams):
+        for side in ("dst", "src"):
+            yield from _operand_fields(side, getattr(params, side))
+        yield from (("width", params.width), ("height", params.height), ("depth", params.depth))
+    elif isinstance(params, MemsetParams):
+        for name in ("address", "value", "element_size", "width", "height", "pitch"):
+            yield name, getattr(params, name)
+    elif isinstance(params, ConditionalParams):
+        yield from (("form", params.form), ("size", params.size))
+    elif isinstance(params, AllocParams):
+        yield from (("size", params.size), ("address", params.address))
+    elif isinstance(params, FreeParams):
+        yield "address", params.address
+
+
+def _kernel_fields(node: NodeRecord, params: KernelParams) -> Iterator[tuple[str, object]]:
+    yield "function", node.name
+    config = params.config
+    for name in (
+        "grid",
+        "block",
+        "shared_bytes",
+        "cluster",
+        "cooperative",
+        "priority",
+        "programmatic",
+    ):
+        yield name, getattr(config, name)
+    for argument in node.arguments:
+        value = argument.value
+        if isinstance(value, Pointer):
+            value = value.address
+        shown = argument.data if argument.type is None else value
+        yield f"argument {argument.index}", shown
+
+
+def _operand_fields(side: str, operand: CopyOperand) -> Iterator[tuple[str, object]]:
+    yield f"{side}.address", operand.address
+    yield f"{side}.memory", operand.memory.value
+    yield f"{side}.pitch", operand.pitch
+    yield f"{side}.rows", operand.rows

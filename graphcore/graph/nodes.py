@@ -1,0 +1,206 @@
+"""One node of a graph as it was read: what it does, with which parameters, under which label.
+
+Pure data: a record owns no handle and keeps none alive. ``handle`` and the addresses in ``params``
+are only numbers here; they mean something while the graph that was read lives.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from graphcore.driver.kernel import Kernel, Pointer
+from graphcore.driver.records import (
+    ConditionalParams,
+    FunctionInfo,
+    KernelParams,
+    MemcpyParams,
+    MemsetParams,
+    NodeHandle,
+    NodeKind,
+    NodeParams,
+)
+
+if TYPE_CHECKING:
+    from graphcore.graph.snapshot import GraphSnapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """One kernel argument.
+
+    Args:
+        index: Position in the signature.
+        offset: Byte offset in the parameter block, by the function's layout.
+        size: Bytes.
+        data: The bytes themselves.
+        value: The Python value where the kernel's signature is known (``Pointer`` for pointers).
+        type: The signature's type, for example ``"const f32*"``, or None.
+        name: The signature's name, or None.
+    """
+
+    index: int
+    offset: int
+    size: int
+    data: bytes
+    value: object | None = None
+    type: str | None = None
+    name: str | None = None
+
+    def __str__(self) -> str:
+        label = self.name or f"arg {self.index}"
+        if isinstance(self.value, Pointer):
+            return f"{label} = {self.value.address:#x}"
+        if self.type is not None and not isinstance(self.value, bytes):
+            return f"{label} = {self.value}"
+        if len(self.data) in (1, 2, 4, 8):
+            return f"{label} = {int.from_bytes(self.data, 'little'):#x}"
+        shown = self.data[:16].hex(" ", -8)
+        return f"{label} = <{self.size} bytes {shown}{'...' if self.size > 16 else ''}>"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRecord:
+    """One node.
+
+    Args:
+        index: Position in creation order; edges speak of it.
+        handle: The driver's handle in the graph that was read.
+        params: The decoded parameters.
+        function: Of a kernel node: the function's name and parameter layout.
+        kernel: The :class:`Kernel` behind the function where it is one of ours.
+        label: Annotation path, for example ``"layer 3/attention"``; empty where there is none.
+        child: The embedded graph of a child node.
+        bodies: The body graphs of a conditional node, in order.
+    """
+
+    index: int
+    handle: NodeHandle
+    params: NodeParams
+    function: FunctionInfo | None = None
+    kernel: Kernel | None = None
+    label: str = ""
+    child: GraphSnapshot | None = None
+    bodies: tuple[GraphSnapshot, ...] = ()
+
+    @property
+    def kind(self) -> NodeKind:
+        return self.params.kind
+
+    @property
+    def name(self) -> str:
+        """The kernel's demangled name; for other kinds what they are, ``"memcpy"``, ``"while"``."""
+        if self.function is not None:
+            return self.function.name
+        if isinstance(self.params, ConditionalParams):
+            return self.params.form
+        return self.kind.value.replace("_", " ")
+
+    @property
+    def short_name(self) -> str:
+        """The name without return type, parameter list and namespaces, for pictures."""
+        return shorten(self.name)
+
+    @property
+    def arguments(self) -> tuple[Argument, ...]:
+        """Of a kernel node: every argument, typed where the signature is known."""
+        if not isinstance(self.params, KernelParams):
+            return ()
+        return tuple(_arguments(self.params, self.function, self.kernel))
+
+    @property
+    def inner(self) -> tuple[GraphSnapshot, ...]:
+        """The graphs inside this node: the child graph, or the bodies."""
+        return self.bodies if self.child is None else (self.child,)
+
+    @property
+    def work(self) -> str:
+        """One phrase saying how much the node does: its launch shape, or the bytes it moves."""
+        params = self.params
+        if isinstance(params, KernelParams):
+            return _launch_shape(params)
+        if isinstance(params, MemcpyParams):
+            return _extent(params.width, params.height, params.depth)
+        if isinstance(params, MemsetParams):
+            return _extent(params.width * params.element_size, params.height, 1)
+        if self.inner:
+            return f"{sum(len(graph.nodes) for graph in self.inner)} nodes"
+        size = getattr(params, "size", None)
+        return "" if size is None else f"{size} B"
+
+    def __str__(self) -> str:
+        return f"node {self.index} ({self.kind.value} {self.short_name})"
+
+
+def _arguments(
+    params: KernelParams, function: FunctionInfo | None, kernel: Kernel | None
+) -> Iterator[Argument]:
+    layout = function.layout if function is not None else ()
+    offset = 0
+    for index, data in enumerate(params.arguments):
+        if index < len(layout):
+            offset = layout[index][0]
+        if kernel is None:
+            yield Argument(index, offset, len(data), data)
+        else:
+            typed = kernel.parameters[index]
+            yield Argument(
+                index, offset, len(data), data, typed.unpack(data), typed.type, typed.name
+            )
+        offset += len(data)
+
+
+def _launch_shape(params: KernelParams) -> str:
+    config = params.config
+    text = f"{_dim(config.grid)} x {_dim(config.block)}"
+    if config.cluster != (1, 1, 1):
+        text += f", cluster {_dim(config.cluster)}"
+    if config.shared_bytes:
+        text += f", {config.shared_bytes} B shared"
+    return text
+
+
+def _dim(dim: tuple[int, int, int]) -> str:
+    """A launch dimension without its trailing ones: ``(8, 2, 1)`` is ``(8, 2)``."""
+    x, y, z = dim
+    if z != 1:
+        return f"({x}, {y}, {z})"
+    return f"({x}, {y})" if y != 1 else f"({x})"
+
+
+def _extent(width: int, height: int, depth: int) -> str:
+    sizes = f"{width} B"
+    if height != 1 or depth != 1:
+        sizes += f" x {height}"
+    return f"{sizes} x {depth}" if depth != 1 else sizes
+
+
+_NAMESPACES = re.compile(r"(?:\(anonymous namespace\)::|\b[A-Za-z_]\w*::)+")
+
+
+def shorten(name: str) -> str:
+    """A demangled C++ name without return type, parameter list and namespaces.
+
+    Names that are no C++ signatures (``aten::mm.default``, ``add_one``) come back as they are.
+    """
+    if "(" not in name and "<" not in name:
+        return name
+    plain = name.replace("(anonymous namespace)::", "")
+    end = _at_depth_zero(plain, "(")
+    head = plain if end is None else plain[:end]
+    space = _at_depth_zero(head, " ")
+    if space is not None and not head.startswith("operator"):
+        head = head[space + 1 :]
+    return _NAMESPACES.sub("", head).strip() or name
+
+
+def _at_depth_zero(text: str, wanted: str) -> int | None:
+    """The first position of ``wanted`` outside template brackets, past the first character."""
+    depth = 0
+    for position, character in enumerate(text):
+        if character == wanted and depth == 0 and position:
+            return position
+        depth += (character in "<{") - (character in ">}")
+    return None

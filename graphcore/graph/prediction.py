@@ -1,0 +1,237 @@
+"""What the driver will say to a whole-graph update: the answer, the field and the public rule.
+
+Pure: two snapshots in, the first difference that an update refuses out. The table of answers is
+docs/driver-notes.md, measured on a device. It also finds what the driver accepts and does not
+apply (the cluster trap).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from graphcore.driver.records import (
+    ConditionalParams,
+    KernelParams,
+    MemcpyParams,
+    MemsetParams,
+    NodeKind,
+    NodeParams,
+    UpdateResult,
+)
+from graphcore.graph.nodes import NodeRecord
+from graphcore.graph.pairing import Mismatch, pair
+from graphcore.graph.snapshot import GraphSnapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One difference between an executable's graph and a new one that an update does not carry.
+
+    Args:
+        result: The driver's answer; SUCCESS for a trap, which is accepted and not applied.
+        field: The field that changed, for example ``"height"`` or ``"dependencies"``.
+        rule: The public rule it breaks, in words.
+        node: The node of the new graph, or None where none can be named.
+        named_by_driver: Whether the driver's own answer names the node.
+        before: The field's old value, where one node is at fault.
+        after: The field's new value.
+        path: Index of ``node`` in the new graph; for inner nodes the indices of the nodes around
+            it first, a conditional's body number between them.
+    """
+
+    result: UpdateResult
+    field: str
+    rule: str
+    node: NodeRecord | None = None
+    named_by_driver: bool = False
+    before: object | None = None
+    after: object | None = None
+    path: tuple[int, ...] = ()
+
+    @property
+    def node_index(self) -> int | None:
+        """Index of the outermost node in the new graph."""
+        return self.path[0] if self.path else None
+
+    def __str__(self) -> str:
+        where = "the graph" if self.node is None else str(self.node)
+        change = ""
+        if self.before is not None or self.after is not None:
+            change = f" changed from {self.before} to {self.after}"
+        return f"{where}: {self.field}{change}: {self.rule}"
+
+
+Rule = tuple[str, UpdateResult, str]
+_REFUSED = UpdateResult.PARAMETERS_CHANGED
+
+
+def first_difference(old: GraphSnapshot, new: GraphSnapshot) -> Difference | None:
+    """The first difference for which the driver refuses to update ``old`` to ``new``, or None.
+
+    None predicts SUCCESS. Where the driver would name no node, ``node`` is the first that is
+    different here, and ``named_by_driver`` is False.
+    """
+    return next(_differences(old, new, (), _refusal), None)
+
+
+def trap_differences(old: GraphSnapshot, new: GraphSnapshot) -> list[Difference]:
+    """What the driver would answer SUCCESS to and keep as it was: changed cluster sizes.
+
+    Empty where the update is refused anyway.
+    """
+    if first_difference(old, new) is not None:
+        return []
+    return list(_differences(old, new, (), _trap))
+
+
+Check = Callable[[NodeParams, NodeParams, NodeRecord, NodeRecord], Difference | None]
+
+
+def _differences(
+    old: GraphSnapshot, new: GraphSnapshot, path: tuple[int, ...], check: Check
+) -> Iterator[Difference]:
+    pairing = pair(old, new)
+    if isinstance(pairing, Mismatch):
+        yield _topology(pairing, new, path)
+        return
+    for after in new.nodes:
+        before = old.nodes[pairing.partner[after.index]]
+        here = (*path, after.index)
+        found = check(before.params, after.params, before, after)
+        if found is not None:
+            yield _at(found, after, here)
+        elif before.child is not None and after.child is not None:
+            yield from _differences(before.child, after.child, here, check)
+        else:
+            bodies = zip(before.bodies, after.bodies, strict=True)
+            for number, (one, other) in enumerate(bodies):
+                yield from _differences(one, other, (*here, number), check)
+
+
+def _topology(mismatch: Mismatch, new: GraphSnapshot, path: tuple[int, ...]) -> Difference:
+    index = mismatch.node
+    return Difference(
+        UpdateResult.TOPOLOGY_CHANGED,
+        mismatch.field,
+        mismatch.rule,
+        None if index is None else new.nodes[index],
+        mismatch.names_node,
+        path=path if index is None else (*path, index),
+    )
+
+
+def _at(found: Difference, node: NodeRecord, path: tuple[int, ...]) -> Difference:
+    return Difference(
+        found.result,
+        found.field,
+        found.rule,
+        node,
+        found.result is not UpdateResult.SUCCESS,
+        found.before,
+        found.after,
+        path,
+    )
+
+
+def _refusal(
+    before: NodeParams, after: NodeParams, old: NodeRecord, new: NodeRecord
+) -> Difference | None:
+    if old.kind is not new.kind:
+        rule = "an update keeps each node's kind"
+        return Difference(
+            UpdateResult.NODE_TYPE_CHANGED,
+            "kind",
+            rule,
+            before=old.kind.value,
+            after=new.kind.value,
+        )
+    if isinstance(before, KernelParams) and isinstance(after, KernelParams):
+        return _kernel_refusal(before, after, old, new)
+    if isinstance(before, MemcpyParams) and isinstance(after, MemcpyParams):
+        return _memcpy_refusal(before, after)
+    if isinstance(before, MemsetParams) and isinstance(after, MemsetParams):
+        return _memset_refusal(before, after)
+    if isinstance(before, ConditionalParams) and isinstance(after, ConditionalParams):
+        rule = "an update keeps a conditional node's own parameters"
+        return _first_changed(before, after, ("form", "size"), rule)
+    if old.kind in (NodeKind.ALLOC, NodeKind.FREE):
+        rule = "an update keeps the graph's own allocations"
+        return _first_changed(before, after, ("size", "address"), rule)
+    return None
+
+
+def _kernel_refusal(
+    before: KernelParams, after: KernelParams, old: NodeRecord, new: NodeRecord
+) -> Difference | None:
+    if before.config.cooperative != after.config.cooperative:
+        return Difference(
+            UpdateResult.ATTRIBUTES_CHANGED,
+            "cooperative",
+            "an update keeps whether a kernel is cooperative",
+            before=before.config.cooperative,
+            after=after.config.cooperative,
+        )
+    was = old.function.context if old.function is not None else 0
+    now = new.function.context if new.function is not None else 0
+    if was != now:
+        return Difference(
+            UpdateResult.UNSUPPORTED_FUNCTION_CHANGE,
+            "context",
+            "an update keeps the context a kernel's function was loaded in",
+            before=was,
+            after=now,
+        )
+    return None
+
+
+def _memcpy_refusal(before: MemcpyParams, after: MemcpyParams) -> Difference | None:
+    for side in ("dst", "src"):
+        was, now = getattr(before, side), getattr(after, side)
+        if was.memory is not now.memory:
+            return Difference(
+                _REFUSED,
+                f"{side}.memory",
+                "an update keeps the kind of memory of a copy's sides",
+                before=was.memory.value,
+                after=now.memory.value,
+            )
+    if before.is_1d and after.is_1d:
+        return None
+    rule = "an update keeps the shape of a copy of more than one row"
+    return _first_changed(before, after, ("depth", "height", "width"), rule)
+
+
+def _memset_refusal(before: MemsetParams, after: MemsetParams) -> Difference | None:
+    if before.height == 1 and after.height == 1:
+        return None
+    rule = "an update keeps the shape of a fill of more than one row"
+    return _first_changed(before, after, ("height", "width", "element_size", "pitch"), rule)
+
+
+def _first_changed(
+    before: Any, after: Any, fields: tuple[str, ...], rule: str
+) -> Difference | None:
+    for field in fields:
+        was, now = getattr(before, field, None), getattr(after, field, None)
+        if was != now:
+            return Difference(_REFUSED, field, rule, before=was, after=now)
+    return None
+
+
+def _trap(
+    before: NodeParams, after: NodeParams, old: NodeRecord, new: NodeRecord
+) -> Difference | None:
+    del old, new
+    if not isinstance(before, KernelParams) or not isinstance(after, KernelParams):
+        return None
+    if before.config.cluster == after.config.cluster:
+        return None
+    return Difference(
+        UpdateResult.SUCCESS,
+        "cluster",
+        "the driver accepts another cluster size and keeps the old one",
+        before=before.config.cluster,
+        after=after.config.cluster,
+    )

@@ -1,0 +1,112 @@
+"""GraphSnapshot: a whole graph as plain frozen data, which draws itself.
+
+It owns no handle and needs no driver: it can be kept, compared and drawn after the graph is gone.
+:mod:`graphcore.graph.reading` makes one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from graphcore.driver.records import NodeHandle
+from graphcore.graph.nodes import NodeRecord
+
+if TYPE_CHECKING:
+    from graphcore.drawing import Drawing
+
+EdgeData = tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class GraphSnapshot:
+    """A graph as it was read.
+
+    Args:
+        nodes: In creation order; ``nodes[i].index == i``.
+        edges: (source index, target index), in the driver's order.
+        edge_data: (from_port, to_port, type) of each edge, in the same order.
+        device: Ordinal of the device.
+        context: The context's id.
+        driver: Name of the driver it was read through.
+    """
+
+    nodes: tuple[NodeRecord, ...]
+    edges: tuple[tuple[int, int], ...] = ()
+    edge_data: tuple[EdgeData, ...] = ()
+    device: int = 0
+    context: int = 0
+    driver: str = ""
+
+    def summary(self) -> dict[str, int]:
+        """How many nodes there are of each kind, inner graphs included, most frequent first."""
+        counts = Counter(node.kind.value for node in self.walk())
+        return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+
+    def walk(self) -> Iterator[NodeRecord]:
+        """Every node, each followed by the nodes of the graphs inside it."""
+        for node in self.nodes:
+            yield node
+            for inner in node.inner:
+                yield from inner.walk()
+
+    def dependencies(self) -> list[list[int]]:
+        """For every node the indices it depends on, in the driver's edge order."""
+        result: list[list[int]] = [[] for _ in self.nodes]
+        for source, target in self.edges:
+            result[target].append(source)
+        return result
+
+    def find(self, handle: NodeHandle | int | None) -> NodeRecord | None:
+        """The node with this handle, in inner graphs too, or None."""
+        return next((node for node in self.walk() if node.handle == handle), None)
+
+    def drawing(self, notes: Mapping[int, Sequence[str]] | None = None) -> Drawing:
+        """The graph as a neutral drawing.
+
+        Args:
+            notes: Further lines for the table row of a node, by node index (attributions, say).
+        """
+        from graphcore.graph.picture import draw
+
+        return draw(self, notes or {})
+
+    def to_text(self, *, width: int = 100, full: bool = False) -> str:
+        """A table for a terminal, folded past 200 nodes unless ``full``."""
+        return self.drawing().to_text(width=width, full=full)
+
+    def to_dot(self) -> str:
+        """Graphviz source."""
+        return self.drawing().to_dot()
+
+    def to_mermaid(self) -> str:
+        """Mermaid source, folded past 200 nodes."""
+        return self.drawing().to_mermaid()
+
+    def to_svg(self) -> str:
+        """A picture that stands on its own, folded past 200 nodes."""
+        return self.drawing().to_svg()
+
+    def to_json(self) -> str:
+        """The snapshot as versioned JSON; handles become indices."""
+        from graphcore.graph.serial import to_json
+
+        return to_json(self)
+
+    @staticmethod
+    def from_json(text: str) -> GraphSnapshot:
+        """The snapshot that :meth:`to_json` wrote; ConfigurationError for anything else."""
+        from graphcore.graph.serial import from_json
+
+        return from_json(text)
+
+    def _repr_html_(self) -> str:
+        return self.drawing().to_html()
+
+    def __repr__(self) -> str:
+        kinds = ", ".join(f"{count} {kind}" for kind, count in self.summary().items())
+        return (
+            f"<GraphSnapshot {len(self.nodes)} nodes ({kinds or 'empty'}), {len(self.edges)} edges>"
+        )
