@@ -1,0 +1,248 @@
+"""One layer of a static cache: its K and V buffers, and the write at the device position.
+
+The buffers never move: assigning others marks every captured graph stale. A layer that owns no K/V
+(models that share K/V between layers) is a :class:`BorrowingLayer`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from graphcore.decode.cache_state import CacheState, is_capturing
+from graphcore.decode.scratch import Scratch
+from graphcore.decode.transformers_compat import CacheLayerMixin
+from graphcore.errors import ConfigurationError, LifecycleError
+
+Pair = tuple[torch.Tensor, torch.Tensor]
+
+
+class StaticLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is untyped
+    """K ``[batch, heads, capacity, head_dim]`` and V ``[batch, heads, capacity, v_head_dim]``."""
+
+    is_compileable = True
+    is_sliding = False
+    supports_early_init = True
+
+    def __init__(
+        self,
+        index: int,
+        state: CacheState,
+        scratch: Scratch,
+        shapes: tuple[tuple[int, ...], tuple[int, ...]],
+        dtype: torch.dtype,
+    ) -> None:
+        device = state.position.device
+        self.index = index
+        self.is_initialized = True
+        self.device = device
+        self.dtype = dtype
+        self.max_cache_len = state.capacity
+        self.batch_size, self.num_heads, _, self.k_head_dim = shapes[0]
+        self.v_head_dim = shapes[1][3]
+        self._state = state
+        self._scratch = scratch
+        self._keys = torch.zeros(shapes[0], dtype=dtype, device=device)
+        self._values = torch.zeros(shapes[1], dtype=dtype, device=device)
+        torch._dynamo.mark_static_address(self._keys)
+        torch._dynamo.mark_static_address(self._values)
+
+    @property
+    def keys(self) -> torch.Tensor:
+        """The K buffer, all slots."""
+        return self._keys
+
+    @keys.setter
+    def keys(self, tensor: torch.Tensor) -> None:
+        self._keys = self._rebound("keys", self._keys, tensor)
+
+    @property
+    def values(self) -> torch.Tensor:
+        """The V buffer, all slots."""
+        return self._values
+
+    @values.setter
+    def values(self, tensor: torch.Tensor) -> None:
+        self._values = self._rebound("values", self._values, tensor)
+
+    @property
+    def is_croppable(self) -> bool:
+        """Whether ``crop`` works: not once a graph depends on the cache."""
+        return not self._state.is_captured
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        """Nothing: the buffers were made at construction."""
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> Pair:
+        """Writes K and V ``[batch, heads, tokens, dim]`` at the position, returns full buffers.
+
+        The buffers come in the dtype of ``key_states``: where the cache's differs, converted into
+        the scratch pair, which the next layer overwrites.
+
+        Raises:
+            ConfigurationError: A wrong shape or dtype; nothing was written.
+            CapacityError: The tokens do not fit; nothing was written.
+        """
+        length = self._checked_length(key_states, value_states)
+        if not (torch.compiler.is_compiling() or is_capturing()):
+            self._state.check_room(length)
+        if key_states.dtype == self.dtype:
+            keys, values = self._keys, self._values
+        else:
+            keys, values = self._scratch.views(key_states.dtype, self._keys, self._values)
+        slots = self._state.slots(length)
+        _write(self._keys, slots, key_states)
+        _write(self._values, slots, value_states)
+        if keys is not self._keys:
+            keys.copy_(self._keys)
+            values.copy_(self._values)
+        if self.index == self._state.last_owner:
+            self._state.advance(length)
+        return keys, values
+
+    def prefix(self, end: int) -> Pair:
+        """Views of the first ``end`` slots: same address and strides for every ``end``."""
+        return self._keys[:, :, :end, :], self._values[:, :, :end, :]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """(slots that attention reads, first slot): always the whole buffer."""
+        return self.max_cache_len, 0
+
+    def get_seq_length(self) -> int | torch.Tensor:
+        """Tokens held; the device position where a graph or a compiled region is being made.
+
+        There a host number would be baked in, and every replay would see the same length.
+        """
+        if torch.compiler.is_compiling() or is_capturing():
+            return self._state.position
+        return self._state.known_seen()
+
+    def get_max_length(self) -> int:
+        """Slots of the buffers."""
+        return self.max_cache_len
+
+    def reset(self) -> None:
+        """Zeroes K and V in place: a NaN left in a masked slot would make NaN logits."""
+        _bytes_of(self._keys).zero_()
+        _bytes_of(self._values).zero_()
+
+    def clear_from(self, start: int) -> None:
+        """Zeroes the slots from ``start`` on."""
+        _bytes_of(self._keys)[:, :, start:].zero_()
+        _bytes_of(self._values)[:, :, start:].zero_()
+
+    def slot(self, index: int) -> Pair:
+        """Copies of one slot's K and V."""
+        keys, values = _bytes_of(self._keys), _bytes_of(self._values)
+        return keys[:, :, index].clone(), values[:, :, index].clone()
+
+    def put_slot(self, index: int, pair: Pair) -> None:
+        """Puts back what :meth:`slot` copied."""
+        _bytes_of(self._keys)[:, :, index].copy_(pair[0])
+        _bytes_of(self._values)[:, :, index].copy_(pair[1])
+
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+        """Reorders the rows in place. Use :meth:`StaticKVCache.reorder_cache`, which checks."""
+        for buffer in (self._keys, self._values):
+            buffer.copy_(buffer.index_select(0, beam_idx.to(self.device)))
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Refused: the position is one for all layers; use :meth:`StaticKVCache.crop`."""
+        raise LifecycleError(f"layer {self.index}: crop the cache, not one layer of it")
+
+    def __repr__(self) -> str:
+        return f"StaticLayer({self.index}, keys={tuple(self._keys.shape)}, {self.dtype})"
+
+    def _checked_length(self, keys: torch.Tensor, values: torch.Tensor) -> int:
+        expected_keys = (self.batch_size, self.num_heads, self.k_head_dim)
+        expected_values = (self.batch_size, self.num_heads, self.v_head_dim)
+        for name, tensor, expected in (
+            ("keys", keys, expected_keys),
+            ("values", values, expected_values),
+        ):
+            if tensor.dim() != 4 or (*tensor.shape[:2], tensor.shape[3]) != expected:
+                raise ConfigurationError(
+                    f"layer {self.index} {name}: expected [batch {expected[0]}, heads "
+                    f"{expected[1]}, tokens, head_dim {expected[2]}], got {list(tensor.shape)}"
+                )
+        if keys.shape[2] != values.shape[2] or keys.shape[2] == 0:
+            raise ConfigurationError(
+                f"layer {self.index}: expected K and V of the same length, at least 1, got "
+                f"{keys.shape[2]} and {values.shape[2]}"
+            )
+        if not keys.is_floating_point() or keys.dtype != values.dtype:
+            raise ConfigurationError(
+                f"layer {self.index}: expected K and V of one floating dtype, got {keys.dtype} and "
+                f"{values.dtype}"
+            )
+        return int(keys.shape[2])
+
+    def _rebound(self, field: str, old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+        if new is old:
+            return new
+        same = (new.dtype, new.shape, new.device) == (old.dtype, old.shape, old.device)
+        if not (same or self._state.is_captured):
+            raise ConfigurationError(
+                f"layer {self.index} {field}: expected {old.dtype} {list(old.shape)} on "
+                f"{old.device}, as constructed, got {new.dtype} {list(new.shape)} on {new.device}"
+            )
+        how = "rebound to another tensor" if same else f"rebound as {new.dtype} {list(new.shape)}"
+        self._state.changed(f"layer {self.index} {field} were {how}")
+        return new
+
+
+class BorrowingLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is untyped
+    """A layer without K/V of its own: it attends to another layer's."""
+
+    is_compileable = True
+    is_croppable = True
+    is_sliding = False
+    supports_early_init = False
+
+    def __init__(self, index: int, state: CacheState, batch_size: int) -> None:
+        super().__init__()
+        self.index = index
+        self.is_initialized = True
+        self.batch_size = batch_size
+        self._state = state
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        """Nothing: there are no buffers."""
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> Pair:
+        """Refused: the layer owns no K/V."""
+        raise ConfigurationError(
+            f"layer {self.index}: expected no update, it owns no K/V (owning_layers leaves it out)"
+        )
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """As the layers that own K/V."""
+        return self._state.capacity, 0
+
+    def get_seq_length(self) -> int:
+        """As the layers that own K/V, on the host."""
+        return self._state.known_seen()
+
+    def get_max_length(self) -> int:
+        """As the layers that own K/V."""
+        return self._state.capacity
+
+    def reset(self) -> None:
+        """Nothing: there are no buffers."""
+
+
+def _write(buffer: torch.Tensor, slots: torch.Tensor, states: torch.Tensor) -> None:
+    """Writes ``states`` to ``slots`` of dimension 2; the position comes from the device."""
+    if states.requires_grad:
+        states = states.detach()
+    _bytes_of(buffer).index_copy_(2, slots, _bytes_of(states.to(buffer.dtype)))
+
+
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """A one-byte float as uint8: indexing and filling are not offered for fp8 everywhere."""
+    return tensor.view(torch.uint8) if tensor.element_size() == 1 else tensor

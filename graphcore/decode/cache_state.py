@@ -1,0 +1,135 @@
+"""What all layers of a static cache share: the device position, its host mirror, who watches.
+
+The position is a 0-d int64 tensor that a step advances in place; it says which slot the next token
+takes. ``seen`` mirrors it on the host, so that capacity is checked before anything is launched. A
+capture moves neither; inside a compiled region Python runs only while tracing, so ``seen`` is not
+kept there and is read from the device when next asked for.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Protocol
+
+import torch
+
+from graphcore.driver import active
+from graphcore.errors import CapacityError, CaptureError, ConfigurationError
+
+
+class CacheWatcher(Protocol):
+    """Who depends on a cache's buffers: a runner with a captured graph."""
+
+    def cache_changed(self, reason: str) -> None:
+        """A buffer is no longer the one that was captured."""
+
+    def cache_was_reset(self) -> None:
+        """The contents are gone; the buffers are the same."""
+
+
+def is_capturing() -> bool:
+    """Whether this thread records a graph now, through graphcore or through torch."""
+    if active.current() is not None:
+        return True
+    initialized: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return initialized and torch.cuda.is_current_stream_capturing()
+
+
+def refuse_inside_capture(action: str) -> None:
+    """Raises CaptureError where ``action`` would become part of a graph or a compiled region."""
+    if torch.compiler.is_compiling():
+        raise CaptureError(f"{action}: not inside a compiled region; do it before the first step")
+    if is_capturing():
+        raise CaptureError(f"{action}: not while a graph is captured; do it before the capture")
+
+
+class CacheState:
+    """Position, capacity and watchers of one cache. Not locked."""
+
+    def __init__(self, capacity: int, device: torch.device, last_owner: int) -> None:
+        self.capacity = capacity
+        self.last_owner = last_owner
+        self.seen: int | None = 0
+        self._position = torch.zeros((), dtype=torch.int64, device=device)
+        torch._dynamo.mark_static_address(self._position)
+        self._watchers: weakref.WeakSet[CacheWatcher] = weakref.WeakSet()
+
+    @property
+    def position(self) -> torch.Tensor:
+        """0-d int64 on the device: the slot that the next token takes."""
+        return self._position
+
+    @position.setter
+    def position(self, tensor: torch.Tensor) -> None:
+        old = self._position
+        if tensor is old:
+            return
+        if not self.is_captured and (tensor.dtype, tensor.shape, tensor.device) != (
+            old.dtype,
+            old.shape,
+            old.device,
+        ):
+            raise ConfigurationError(
+                f"position: expected a 0-d torch.int64 tensor on {old.device}, got "
+                f"{tensor.dtype} of shape {tuple(tensor.shape)} on {tensor.device}"
+            )
+        self._position = tensor
+        self.seen = None
+        self.changed("position was rebound to another tensor")
+
+    @property
+    def is_captured(self) -> bool:
+        """Whether a graph depends on the buffers."""
+        return len(self._watchers) > 0
+
+    def watch(self, watcher: CacheWatcher) -> None:
+        """Tells ``watcher`` (held weakly) of every change from now on."""
+        self._watchers.add(watcher)
+
+    def unwatch(self, watcher: CacheWatcher) -> None:
+        """Forgets ``watcher``."""
+        self._watchers.discard(watcher)
+
+    def changed(self, reason: str) -> None:
+        """Tells the watchers that a buffer is not the captured one any more."""
+        for watcher in list(self._watchers):
+            watcher.cache_changed(reason)
+
+    def was_reset(self) -> None:
+        """Tells the watchers that the contents are gone."""
+        for watcher in list(self._watchers):
+            watcher.cache_was_reset()
+
+    def known_seen(self) -> int:
+        """The mirror; read from the device (which waits for it) where a compiled step moved it."""
+        if self.seen is None:
+            self.seen = int(self._position.item())
+        return self.seen
+
+    def seek(self, position: int) -> None:
+        """Sets device position and mirror."""
+        self._position.fill_(position)
+        self.seen = position
+
+    def check_room(self, length: int) -> None:
+        """Raises CapacityError unless ``length`` more tokens fit."""
+        seen = self.known_seen()
+        if seen + length > self.capacity:
+            raise CapacityError(
+                f"max_seq_len: capacity is {self.capacity} tokens and {seen} are held; "
+                f"{length} more need {seen + length}. Nothing was written"
+            )
+
+    def slots(self, length: int) -> torch.Tensor:
+        """Int64 ``[length]`` on the device: where the next ``length`` tokens go."""
+        if length == 1:
+            return self._position.view(1)
+        return self._position + torch.arange(length, device=self._position.device)
+
+    def advance(self, length: int) -> None:
+        """Moves the device position in place, and the mirror where Python runs each step."""
+        self._position.add_(length)
+        if torch.compiler.is_compiling():
+            self.seen = None
+        elif self.seen is not None and not is_capturing():
+            self.seen += length

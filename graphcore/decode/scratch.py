@@ -1,0 +1,61 @@
+"""The converted scratch pair of a cache whose dtype differs from the model's.
+
+Attention reads K and V in the model's dtype. One pair, as large as the largest layer, serves all
+layers: a layer's attention has read it before the next layer overwrites it (one stream).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import torch
+
+from graphcore.decode.cache_state import refuse_inside_capture
+
+
+class Scratch:
+    """Pairs of flat buffers by dtype; usually one pair."""
+
+    def __init__(self, shapes: Iterable[tuple[tuple[int, ...], tuple[int, ...]]]) -> None:
+        pairs = list(shapes)
+        self._key_count = max(math.prod(keys) for keys, _ in pairs)
+        self._value_count = max(math.prod(values) for _, values in pairs)
+        self._pairs: dict[torch.dtype, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def make(self, dtype: torch.dtype, device: torch.device) -> None:
+        """Makes the pair for ``dtype``; nothing where it is there.
+
+        Raises:
+            CaptureError: A graph is being captured: the pair would live in its memory.
+        """
+        if dtype in self._pairs:
+            return
+        refuse_inside_capture(f"a scratch pair for {dtype}")
+        pair = (
+            torch.zeros(self._key_count, dtype=dtype, device=device),
+            torch.zeros(self._value_count, dtype=dtype, device=device),
+        )
+        for buffer in pair:
+            torch._dynamo.mark_static_address(buffer)
+        self._pairs[dtype] = pair
+
+    def views(
+        self, dtype: torch.dtype, keys: torch.Tensor, values: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The pair for ``dtype`` in the shapes of ``keys`` and ``values``."""
+        self.make(dtype, keys.device)
+        flat_keys, flat_values = self._pairs[dtype]
+        return (
+            flat_keys[: keys.numel()].view(keys.shape),
+            flat_values[: values.numel()].view(values.shape),
+        )
+
+    def named(self) -> dict[str, torch.Tensor]:
+        """The buffers by name."""
+        names: dict[str, torch.Tensor] = {}
+        for dtype, (keys, values) in self._pairs.items():
+            short = str(dtype).removeprefix("torch.")
+            names[f"scratch keys {short}"] = keys
+            names[f"scratch values {short}"] = values
+        return names

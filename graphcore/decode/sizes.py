@@ -1,0 +1,51 @@
+"""The sizes a static cache is made from: checked, and spread over the layers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from graphcore.errors import ConfigurationError
+
+PerLayer = int | Sequence[int]
+
+
+def check_positive(field: str, value: object) -> None:
+    """Raises ConfigurationError unless ``value`` is an int above 0."""
+    if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
+        raise ConfigurationError(f"{field}: expected a positive int, got {value!r}")
+
+
+def check_dtype(field: str, dtype: object) -> None:
+    """Raises ConfigurationError unless ``dtype`` is a floating torch dtype."""
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise ConfigurationError(f"{field}: expected a floating torch dtype, got {dtype!r}")
+
+
+def per_layer(field: str, value: PerLayer, num_layers: int) -> list[int]:
+    """``value`` for each layer: itself, or the list it is."""
+    if not isinstance(value, int):
+        if len(value) != num_layers:
+            raise ConfigurationError(
+                f"{field}: expected one value for each of {num_layers} layers, got {len(value)}"
+            )
+        for index, size in enumerate(value):
+            check_positive(f"{field} of layer {index}", size)
+        return list(value)
+    check_positive(field, value)
+    return [value] * num_layers
+
+
+def checked_owners(owning_layers: Sequence[int] | None, num_layers: int) -> tuple[int, ...]:
+    """The layers that store K/V, ascending; all where None."""
+    if owning_layers is None:
+        return tuple(range(num_layers))
+    owners = tuple(sorted(set(owning_layers)))
+    if not owners or len(owners) != len(owning_layers) or not 0 <= owners[0] <= owners[-1]:
+        raise ConfigurationError(f"owning_layers: expected layer indices, got {owning_layers!r}")
+    if owners[-1] >= num_layers:
+        raise ConfigurationError(
+            f"owning_layers: expected indices below {num_layers}, got {owners[-1]}"
+        )
+    return owners

@@ -1,0 +1,367 @@
+"""StaticKVCache: K and V of every layer at fixed addresses, written at a device position.
+
+It is a ``transformers.Cache``: any decoder-only model takes it. A replay of a captured step runs no
+Python, so everything that moves (the position) is on the device, and attention reads the whole
+buffer under a mask. Contents stay where they are for the life of the cache.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import torch
+
+from graphcore.decode import transformers_compat as compat
+from graphcore.decode.cache_layer import BorrowingLayer, Pair, StaticLayer
+from graphcore.decode.cache_state import CacheState, CacheWatcher, refuse_inside_capture
+from graphcore.decode.scratch import Scratch
+from graphcore.decode.sizes import (
+    PerLayer,
+    check_dtype,
+    check_positive,
+    checked_owners,
+    per_layer,
+)
+from graphcore.errors import CacheTypeError, ConfigurationError, LifecycleError
+
+
+class StaticKVCache(compat.Cache):  # type: ignore[misc]  # transformers is untyped
+    """Fixed buffers ``[batch, kv_heads, max_seq_len, head_dim]`` for K and V of every layer.
+
+    The position advances once per step, at the last layer that owns K/V. Not locked.
+
+    Args:
+        num_layers: Layers of the model.
+        batch_size: Rows.
+        num_kv_heads: Heads of K and V; one number, or one per layer.
+        max_seq_len: Capacity in tokens.
+        head_dim: Width of a K (and V) head; one number, or one per layer.
+        dtype: Of the buffers, any floating dtype. Where it differs from the model's, K and V are
+            cast on write and read back through one converted scratch pair.
+        device: Where the buffers live, as torch writes it.
+        v_head_dim: Width of a V head where it differs from K's; one number, or one per layer.
+        owning_layers: Indices of the layers that store K/V (models that share K/V between layers);
+            None: all, or what a model's config says, with :meth:`for_model`.
+        compute_dtype: The model's dtype where it differs: makes the scratch pair now. Otherwise it
+            is made by :meth:`bind_model` or the first eager step.
+
+    Raises:
+        ConfigurationError: A size that is not a positive int, a list of the wrong length, a dtype
+            that is not floating; names field, expected and actual.
+        CaptureError: A graph is being captured or a region compiled.
+    """
+
+    def __init__(  # noqa: PLR0913  (the sizes of a cache, as published)
+        self,
+        num_layers: int,
+        batch_size: int,
+        num_kv_heads: PerLayer,
+        max_seq_len: int,
+        head_dim: PerLayer,
+        dtype: torch.dtype,
+        device: torch.device | str | int,
+        *,
+        v_head_dim: PerLayer | None = None,
+        owning_layers: Sequence[int] | None = None,
+        compute_dtype: torch.dtype | None = None,
+    ) -> None:
+        refuse_inside_capture("StaticKVCache")
+        for field, size in (
+            ("num_layers", num_layers),
+            ("batch_size", batch_size),
+            ("max_seq_len", max_seq_len),
+        ):
+            check_positive(field, size)
+        check_dtype("dtype", dtype)
+        heads = per_layer("num_kv_heads", num_kv_heads, num_layers)
+        key_dims = per_layer("head_dim", head_dim, num_layers)
+        value_dims = key_dims
+        if v_head_dim is not None:
+            value_dims = per_layer("v_head_dim", v_head_dim, num_layers)
+        owners = checked_owners(owning_layers, num_layers)
+        shapes = [
+            ((batch_size, count, max_seq_len, key), (batch_size, count, max_seq_len, value))
+            for count, key, value in zip(heads, key_dims, value_dims, strict=True)
+        ]
+        self.num_layers = num_layers
+        self.max_seq_len = max_seq_len
+        self.owning_layers = owners
+        self.dtype = dtype
+        self.device = torch.empty(0, device=device).device
+        self._batch = batch_size
+        self._state = CacheState(max_seq_len, self.device, owners[-1])
+        self._scratch = Scratch(shapes)
+        layers: list[StaticLayer | BorrowingLayer] = [
+            StaticLayer(index, self._state, self._scratch, shapes[index], dtype)
+            if index in owners
+            else BorrowingLayer(index, self._state, batch_size)
+            for index in range(num_layers)
+        ]
+        self._owners = tuple(layer for layer in layers if isinstance(layer, StaticLayer))
+        super().__init__(layers=layers)
+        if compute_dtype is not None:
+            check_dtype("compute_dtype", compute_dtype)
+            self._make_scratch(compute_dtype)
+
+    # ---- making one -----------------------------------------------------------------------------
+
+    @classmethod
+    def for_model(
+        cls,
+        model: Any,
+        max_seq_len: int | None = None,
+        *,
+        batch_size: int = 1,
+        dtype: torch.dtype | None = None,
+    ) -> StaticKVCache:
+        """A cache with the model's layers, heads, dtype and device.
+
+        ``max_seq_len`` None takes ``max_position_embeddings`` of the model's config.
+        """
+        shapes = compat.layer_shapes(model)
+        config = compat.text_config(model)
+        capacity = config.max_position_embeddings if max_seq_len is None else max_seq_len
+        cache = cls(
+            num_layers=len(shapes),
+            batch_size=batch_size,
+            num_kv_heads=[shape.kv_heads for shape in shapes],
+            max_seq_len=capacity,
+            head_dim=[shape.head_dim for shape in shapes],
+            dtype=model.dtype if dtype is None else dtype,
+            device=model.device,
+            v_head_dim=[shape.v_head_dim for shape in shapes],
+            owning_layers=compat.owning_layers(config),
+        )
+        cache.bind_model(model)
+        return cache
+
+    @classmethod
+    def from_transformers(cls, cache: Any, model: Any) -> StaticKVCache:
+        """A cache with the size and the contents of a transformers ``StaticCache``.
+
+        Raises:
+            CacheTypeError: ``cache`` is not one, or has layers with a sliding window.
+        """
+        if not isinstance(cache, compat.StaticCache) or any(cache.is_sliding):
+            raise CacheTypeError(
+                "cache: expected a transformers StaticCache of full-attention layers, got "
+                f"{type(cache).__name__}"
+            )
+        filled = [layer for layer in cache.layers if layer.is_initialized]
+        if not filled:
+            return cls.for_model(model, int(cache.get_max_length()))
+        made = cls.for_model(
+            model,
+            int(cache.get_max_length()),
+            batch_size=filled[0].keys.shape[0],
+            dtype=filled[0].keys.dtype,
+        )
+        for target in made._owners:
+            source = cache.layers[target.index]
+            target.keys.copy_(source.keys)
+            target.values.copy_(source.values)
+        made._state.seek(int(filled[0].get_seq_length()))
+        return made
+
+    def bind_model(self, model: Any) -> None:
+        """Takes from ``model`` what construction could not know: owners and the scratch's dtype."""
+        self._state.last_owner = compat.owning_layers(compat.text_config(model))[-1]
+        self._make_scratch(model.dtype)
+
+    def _make_scratch(self, dtype: torch.dtype) -> None:
+        if dtype != self.dtype:
+            self._scratch.make(dtype, self.device)
+
+    # ---- what it holds --------------------------------------------------------------------------
+
+    @property
+    def position(self) -> torch.Tensor:
+        """0-d int64 on the device: the slot that the next token takes; advanced in place."""
+        return self._state.position
+
+    @position.setter
+    def position(self, tensor: torch.Tensor) -> None:
+        self._state.position = tensor
+
+    @property
+    def seen_tokens(self) -> int:
+        """Tokens held, from the host mirror (moved by eager steps and replays, not by capture)."""
+        return self._state.known_seen()
+
+    @property
+    def batch_size(self) -> int:
+        """Rows."""
+        return self._batch
+
+    @property
+    def is_captured(self) -> bool:
+        """Whether a graph depends on the buffers."""
+        return self._state.is_captured
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of all K and V buffers."""
+        return sum(
+            math.prod(buffer.shape) * buffer.element_size()
+            for layer in self._owners
+            for buffer in (layer.keys, layer.values)
+        )
+
+    def named_tensors(self) -> dict[str, torch.Tensor]:
+        """Every buffer by the name reports use: "layer 4 keys", "cache position", the scratch."""
+        names: dict[str, torch.Tensor] = {}
+        for layer in self._owners:
+            names[f"layer {layer.index} keys"] = layer.keys
+            names[f"layer {layer.index} values"] = layer.values
+        names["cache position"] = self.position
+        names.update(self._scratch.named())
+        return names
+
+    # ---- a step ---------------------------------------------------------------------------------
+
+    def update(
+        self,
+        key_states: torch.Tensor,
+        value_states: torch.Tensor,
+        layer_idx: int,
+        *args: Any,
+        prefix: bool = False,
+        **kwargs: Any,
+    ) -> Pair:
+        """Writes K and V ``[batch, heads, tokens, dim]`` of one layer at the device position.
+
+        Args:
+            key_states: K.
+            value_states: V, of the same length.
+            layer_idx: The layer.
+            args: Ignored (transformers passes what other caches need).
+            prefix: Eager only: return views of the filled slots instead of the full buffers.
+            kwargs: Ignored.
+
+        Returns:
+            The full buffers, in the dtype of ``key_states``.
+
+        Raises:
+            ConfigurationError: A wrong layer, shape or dtype; nothing was written.
+            CapacityError: The tokens do not fit; nothing was written.
+            CaptureError: ``prefix`` inside a capture, where its length would be baked in.
+        """
+        if not 0 <= layer_idx < self.num_layers:
+            raise ConfigurationError(
+                f"layer_idx: expected 0 to {self.num_layers - 1}, got {layer_idx}"
+            )
+        if prefix:
+            refuse_inside_capture("update(prefix=True)")
+            end = self.seen_tokens + key_states.shape[2]
+        layer = self.layers[layer_idx]
+        keys, values = layer.update(key_states, value_states)
+        return (keys[:, :, :end], values[:, :, :end]) if prefix else (keys, values)
+
+    def prefix(self, layer_idx: int) -> Pair:
+        """Views of a layer's filled slots, in the cache's dtype; same address for every length."""
+        refuse_inside_capture("prefix()")
+        layer: StaticLayer = self.layers[layer_idx]
+        return layer.prefix(self.seen_tokens)
+
+    def reset(self) -> None:
+        """Empties the cache in place: K and V to zero, position 0. Graphs stay valid."""
+        refuse_inside_capture("reset()")
+        for layer in self._owners:
+            layer.reset()
+        self._state.seek(0)
+        self._state.was_reset()
+
+    def rewind(self, position: int) -> None:
+        """Drops the tokens from ``position`` on, in place: their slots to zero."""
+        refuse_inside_capture("rewind()")
+        if not 0 <= position <= self.max_seq_len:
+            raise ConfigurationError(
+                f"position: expected 0 to {self.max_seq_len} (max_seq_len), got {position}"
+            )
+        for layer in self._owners:
+            layer.clear_from(position)
+        self._state.seek(position)
+
+    # ---- what transformers asks for -------------------------------------------------------------
+
+    def early_initialization(
+        self,
+        batch_size: int,
+        num_heads: PerLayer,
+        head_dim: PerLayer,
+        dtype: torch.dtype,
+        device: torch.device | str,
+    ) -> None:
+        """Nothing, where the arguments are those of the construction.
+
+        Raises:
+            ConfigurationError: They differ; names layer, expected and actual.
+            CaptureError: A graph is being captured.
+        """
+        refuse_inside_capture("early_initialization()")
+        heads = per_layer("num_heads", num_heads, self.num_layers)
+        dims = per_layer("head_dim", head_dim, self.num_layers)
+        on = torch.empty(0, device=device).device
+        for layer in self._owners:
+            held = (layer.batch_size, layer.num_heads, layer.k_head_dim, layer.dtype, self.device)
+            asked = (batch_size, heads[layer.index], dims[layer.index], dtype, on)
+            if held != asked:
+                raise ConfigurationError(
+                    f"layer {layer.index}: initialised with (batch, heads, head_dim, dtype, "
+                    f"device) {held}, asked for {asked}; buffers never change for life"
+                )
+
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+        """Reorders the rows in place; refused once a graph depends on the cache."""
+        self._refuse_captured(
+            "reorder_cache", "beam search reorders rows between steps, which a replay cannot follow"
+        )
+        for layer in self._owners:
+            layer.reorder_cache(beam_idx)
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Drops the last ``-tokens_to_remove`` tokens in place (negative, as in transformers).
+
+        Refused once a graph depends on the cache.
+        """
+        self._refuse_captured("crop", "the captured step continues from its own position")
+        if tokens_to_remove > 0 or self.seen_tokens + tokens_to_remove < 0:
+            raise ConfigurationError(
+                f"tokens_to_remove: expected {-self.seen_tokens} to 0, got {tokens_to_remove}"
+            )
+        self.rewind(self.seen_tokens + tokens_to_remove)
+
+    def batch_repeat_interleave(self, repeats: int) -> NoReturn:
+        """Refused: the number of rows is fixed."""
+        self._refuse_rows("batch_repeat_interleave")
+
+    def batch_select_indices(self, indices: torch.Tensor) -> NoReturn:
+        """Refused: the number of rows is fixed."""
+        self._refuse_rows("batch_select_indices")
+
+    # ---- graphs that depend on it ---------------------------------------------------------------
+
+    def watch(self, watcher: CacheWatcher) -> None:
+        """Tells ``watcher`` (held weakly) when a buffer is rebound or the cache is reset."""
+        self._state.watch(watcher)
+
+    def unwatch(self, watcher: CacheWatcher) -> None:
+        """Forgets ``watcher``."""
+        self._state.unwatch(watcher)
+
+    def _refuse_captured(self, action: str, why: str) -> None:
+        if self.is_captured:
+            raise LifecycleError(f"{action}: refused, a captured graph uses this cache: {why}")
+
+    def _refuse_rows(self, action: str) -> NoReturn:
+        raise ConfigurationError(
+            f"{action}: batch_size is fixed at {self.batch_size}; make a cache for the other batch"
+        )
+
+    def __repr__(self) -> str:
+        return (
+            f"StaticKVCache({self.num_layers} layers, batch {self.batch_size}, "
+            f"max_seq_len {self.max_seq_len}, {self.dtype}, {self.device})"
+        )
