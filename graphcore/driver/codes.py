@@ -23,6 +23,7 @@ _CODES: dict[str, tuple[int, str, str | None]] = {
         "the handle is not valid (destroyed, or of another kind)",
         None,
     ),
+    "CUDA_ERROR_ILLEGAL_STATE": (401, "the object is not in a state that allows the call", None),
     "CUDA_ERROR_NOT_FOUND": (500, "the named symbol was not found", None),
     "CUDA_ERROR_NOT_READY": (600, "the work has not finished", None),
     "CUDA_ERROR_ILLEGAL_ADDRESS": (
@@ -84,6 +85,9 @@ _CODES: dict[str, tuple[int, str, str | None]] = {
         910,
         "the executable cannot take this graph",
         "re-instantiate; the outcome names the node and the rule",
+    ),
+    "CUDA_ERROR_INVALID_CLUSTER_SIZE": (
+        912, "the cluster is too large or does not divide the grid", None,
     ),
     "CUDA_ERROR_UNKNOWN": (999, "an internal error of the driver", None),
 }

@@ -1,0 +1,69 @@
+"""Injected faults: which call fails next, with what, and how often.
+
+A fault is raised before the call does anything, so what the caller sees is exactly a driver call
+that failed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from graphcore.driver.api import Driver
+from graphcore.driver.codes import cuda_error
+from graphcore.errors import ConfigurationError
+
+
+@dataclass(slots=True)
+class _Fault:
+    code: str
+    good_calls: int
+    count: int
+
+
+class Faults:
+    """The faults waiting in one emulated driver. Not locked."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, list[_Fault]] = {}
+
+    def inject(
+        self, call: str, count: int = 1, after: int = 0, code: str = "CUDA_ERROR_UNKNOWN"
+    ) -> None:
+        """Makes ``call`` fail.
+
+        Args:
+            call: A method of :class:`graphcore.driver.Driver`, for example ``"alloc"``. A bound
+                launch counts as ``"launch_graph"``.
+            count: How many calls fail, one after the other.
+            after: How many calls go well first.
+            code: Name of the CUDA error.
+
+        Raises:
+            ConfigurationError: ``call`` is no method that talks to a driver, or a negative number.
+        """
+        if call not in Driver.__abstractmethods__:
+            raise ConfigurationError(
+                f"faults.inject: call: expected a method of Driver, got {call!r}"
+            )
+        if count < 1 or after < 0:
+            raise ConfigurationError(
+                f"faults.inject: expected count >= 1 and after >= 0, got {count} and {after}"
+            )
+        self._waiting.setdefault(call, []).append(_Fault(code, after, count))
+
+    def clear(self) -> None:
+        """Forgets every fault that has not fired."""
+        self._waiting.clear()
+
+    def raise_due(self, method: str, call: str) -> None:
+        """Raises the fault that is due for ``method``, if one is; counts the call otherwise."""
+        if not self._waiting or not (queue := self._waiting.get(method)):
+            return
+        fault = queue[0]
+        if fault.good_calls:
+            fault.good_calls -= 1
+            return
+        fault.count -= 1
+        if not fault.count:
+            queue.pop(0)
+        raise cuda_error(fault.code, call, hint="injected by faults.inject")
