@@ -149,7 +149,7 @@ class Pointer:
         high = sum(max(0, step * (size - 1)) for step, size in zip(steps, sizes, strict=True))
         count = (high - low + 1) * item
         memory = (ctypes.c_ubyte * count).from_address(self.address + low * item)
-        raw = numpy.frombuffer(memory, numpy.uint8)
+        raw = numpy.frombuffer(memoryview(memory), numpy.uint8)
         return numpy.ndarray(
             sizes, self.dtype, buffer=raw, offset=-low * item, strides=[s * item for s in steps]
         )
