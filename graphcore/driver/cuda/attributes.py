@@ -1,0 +1,97 @@
+"""Launch attributes of kernels: cluster, cooperative, priority, programmatic launch.
+
+A launch takes them in its configuration. A graph node has the first three as attributes; what
+programmatic launch asks for is a property of the node's incoming edges.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from graphcore.driver.cuda.check import ask, error_of
+from graphcore.driver.cuda.versions import cuda
+from graphcore.driver.records import LaunchConfig
+
+_id = cuda.CUlaunchAttributeID
+_CLUSTER = _id.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+_COOPERATIVE = _id.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+_PRIORITY = _id.CU_LAUNCH_ATTRIBUTE_PRIORITY
+_PROGRAMMATIC = _id.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+
+
+def launch_attributes(config: LaunchConfig) -> list[Any]:
+    """The ``CUlaunchAttribute`` structures of a launch; none for a plain one."""
+    found = []
+    if config.cluster != (1, 1, 1):
+        attribute = _new(_CLUSTER)
+        cluster = attribute.value.clusterDim
+        cluster.x, cluster.y, cluster.z = config.cluster
+        found.append(attribute)
+    if config.cooperative:
+        attribute = _new(_COOPERATIVE)
+        attribute.value.cooperative = 1
+        found.append(attribute)
+    if config.priority is not None:
+        attribute = _new(_PRIORITY)
+        attribute.value.priority = config.priority
+        found.append(attribute)
+    if config.programmatic:
+        attribute = _new(_PROGRAMMATIC)
+        attribute.value.programmaticStreamSerializationAllowed = 1
+        found.append(attribute)
+    return found
+
+
+def read_attributes(node: Any) -> tuple[tuple[int, int, int], bool, int | None]:
+    """(cluster, cooperative, priority) of a kernel node; priority 0, the default, reads as None."""
+    cluster = ask(cuda.cuGraphKernelNodeGetAttribute, node, _CLUSTER).clusterDim
+    size = (int(cluster.x) or 1, int(cluster.y) or 1, int(cluster.z) or 1)
+    cooperative = ask(cuda.cuGraphKernelNodeGetAttribute, node, _COOPERATIVE).cooperative
+    priority = ask(cuda.cuGraphKernelNodeGetAttribute, node, _PRIORITY).priority
+    return size, bool(cooperative), int(priority) or None
+
+
+def write_attributes(
+    node: Any,
+    config: LaunchConfig,
+    current: tuple[tuple[int, int, int], bool, int | None],
+) -> None:
+    """Gives a kernel node the attributes of ``config`` that differ from ``current``.
+
+    Raises:
+        CudaError: The driver refuses one; those set before it are put back.
+    """
+    cluster, cooperative, priority = current
+    changes: list[tuple[Any, Any, Any]] = []
+    if config.cluster != cluster:
+        changes.append((_CLUSTER, _cluster(config.cluster), _cluster(cluster)))
+    if config.cooperative != cooperative:
+        new, old = int(config.cooperative), int(cooperative)
+        changes.append((_COOPERATIVE, _number("cooperative", new), _number("cooperative", old)))
+    if (config.priority or 0) != (priority or 0):
+        new, old = config.priority or 0, priority or 0
+        changes.append((_PRIORITY, _number("priority", new), _number("priority", old)))
+    for done, (name, value, _) in enumerate(changes):
+        code, *_ = cuda.cuGraphKernelNodeSetAttribute(node, name, value)
+        if code:
+            for undone, _, before in changes[:done]:
+                cuda.cuGraphKernelNodeSetAttribute(node, undone, before)
+            raise error_of(code, "cuGraphKernelNodeSetAttribute", node=int(node))
+
+
+def _new(name: Any) -> Any:
+    attribute = cuda.CUlaunchAttribute()
+    attribute.id = name
+    return attribute
+
+
+def _cluster(size: tuple[int, int, int]) -> Any:
+    value = cuda.CUkernelNodeAttrValue()
+    value.clusterDim.x, value.clusterDim.y, value.clusterDim.z = size
+    return value
+
+
+def _number(field: str, number: int) -> Any:
+    value = cuda.CUkernelNodeAttrValue()
+    setattr(value, field, number)
+    return value

@@ -1,0 +1,98 @@
+"""The primary context of a device, and the rule by which calls find it current.
+
+It guarantees that a call made through ``in_context`` runs with the device's primary context (the
+one torch, CuPy and the CUDA runtime use) current on the calling thread, and that another context
+that was current there is current again afterwards: a driver for device 1 does not move torch to
+device 1. A thread that had no context keeps this one. The context is retained for the life of the
+process, as the runtime does, because handles may outlive any driver object.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from graphcore.driver.api import Driver
+from graphcore.driver.cuda.callbacks import HostCallbacks
+from graphcore.driver.cuda.check import ask, code_name
+from graphcore.driver.cuda.versions import EntryPoints, cuda, usable_version
+from graphcore.errors import DriverUnavailable
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class PrimaryContext:
+    """The retained primary context of device ``ordinal``.
+
+    Raises:
+        DriverUnavailable: No driver library, a driver older than CUDA 13, or no such device.
+    """
+
+    def __init__(self, ordinal: int) -> None:
+        self.driver_version = _initialize()
+        count = ask(cuda.cuDeviceGetCount)
+        if not 0 <= ordinal < count:
+            raise DriverUnavailable(
+                f"driver 'cuda': expected a device ordinal in 0..{count - 1}, got {ordinal}"
+            )
+        self.device = ask(cuda.cuDeviceGet, ordinal)
+        self.object = _retain(ordinal, self.device)
+        self.handle = int(self.object)
+        self.id = int(ask(cuda.cuCtxGetId, self.object))
+
+    def enter(self) -> Any:
+        """Makes the context current; returns the one to go back to, None where there is none."""
+        code, current = cuda.cuCtxGetCurrent()
+        if not code and int(current) == self.handle:
+            return None
+        ask(cuda.cuCtxSetCurrent, self.object)
+        return current if not code and int(current) else None
+
+
+@functools.cache
+def _retain(ordinal: int, device: Any) -> Any:
+    return ask(cuda.cuDevicePrimaryCtxRetain, device)
+
+
+def _initialize() -> int:
+    try:
+        code, *_ = cuda.cuInit(0)
+    except RuntimeError as error:  # the bindings raise where there is no libcuda
+        raise DriverUnavailable(
+            f"driver 'cuda': no CUDA driver library could be loaded ({error})"
+        ) from error
+    if code:
+        raise DriverUnavailable(f"driver 'cuda': cuInit answered {code_name(code)} ({int(code)})")
+    version = int(ask(cuda.cuDriverGetVersion))
+    usable_version(version)
+    return version
+
+
+class CudaCalls(Driver):
+    """What the parts of the CUDA driver share: device, context, entry points, host callbacks."""
+
+    device: int
+    _context: PrimaryContext
+    _entry_points: EntryPoints
+    _callbacks: HostCallbacks
+
+
+S = TypeVar("S", bound=CudaCalls)
+
+
+def in_context(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
+    """Runs a method with its driver's context current."""
+
+    @functools.wraps(method)
+    def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        previous = self._context.enter()
+        if previous is None:
+            return method(self, *args, **kwargs)
+        try:
+            return method(self, *args, **kwargs)
+        finally:
+            cuda.cuCtxSetCurrent(previous)
+
+    return call

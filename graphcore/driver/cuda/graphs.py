@@ -1,0 +1,147 @@
+"""Graphs of the CUDA driver: making, changing and listing them."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable
+from typing import Any
+
+from graphcore.driver.cuda.check import ask, error_of
+from graphcore.driver.cuda.context import CudaCalls, in_context
+from graphcore.driver.cuda.versions import EdgeData, cuda, node_type_number, result_of
+from graphcore.driver.records import (
+    ConditionalHandle,
+    ConditionalParams,
+    Edge,
+    GraphHandle,
+    NodeHandle,
+    NodeKind,
+)
+
+_ASSIGN_DEFAULT = 1  # CU_GRAPH_COND_ASSIGN_DEFAULT
+
+# numbers of CUgraphNodeType
+_KINDS = {
+    0: NodeKind.KERNEL,
+    1: NodeKind.MEMCPY,
+    2: NodeKind.MEMSET,
+    3: NodeKind.HOST,
+    4: NodeKind.CHILD,
+    5: NodeKind.EMPTY,
+    6: NodeKind.EVENT_WAIT,
+    7: NodeKind.EVENT_RECORD,
+    8: NodeKind.SEMAPHORE_SIGNAL,
+    9: NodeKind.SEMAPHORE_WAIT,
+    10: NodeKind.ALLOC,
+    11: NodeKind.FREE,
+    12: NodeKind.BATCH_MEM_OP,
+    13: NodeKind.CONDITIONAL,
+}
+
+
+class GraphCalls(CudaCalls):
+    """The part of the driver that makes and lists graphs; nodes' contents are in nodes.py."""
+
+    # what conditional nodes were made with: drivers before 13.2 do not tell
+    _conditionals: dict[int, tuple[GraphHandle, ConditionalParams]]
+
+    @in_context
+    def create_graph(self) -> GraphHandle:
+        return GraphHandle(int(ask(cuda.cuGraphCreate, 0)))
+
+    @in_context
+    def destroy_graph(self, graph: GraphHandle) -> None:
+        ask(cuda.cuGraphDestroy, graph)
+        if self._conditionals:
+            kept = {n: made for n, made in self._conditionals.items() if made[0] != graph}
+            self._conditionals = kept
+
+    @in_context
+    def clone_graph(self, graph: GraphHandle) -> GraphHandle:
+        return GraphHandle(int(ask(cuda.cuGraphClone, graph)))
+
+    @in_context
+    def destroy_node(self, node: NodeHandle) -> None:
+        ask(cuda.cuGraphDestroyNode, node)
+        self._conditionals.pop(node, None)
+
+    @in_context
+    def add_edges(self, graph: GraphHandle, edges: Iterable[Edge]) -> None:
+        ask(cuda.cuGraphAddDependencies, graph, *_edge_arrays(edges))
+
+    @in_context
+    def remove_edges(self, graph: GraphHandle, edges: Iterable[Edge]) -> None:
+        ask(cuda.cuGraphRemoveDependencies, graph, *_edge_arrays(edges))
+
+    @in_context
+    def nodes(self, graph: GraphHandle) -> list[NodeHandle]:
+        # asked for more than there are, the driver pads with null nodes: count first
+        _, count = ask(cuda.cuGraphGetNodes, graph)
+        if not count:
+            return []
+        nodes, count = ask(cuda.cuGraphGetNodes, graph, count)
+        return [NodeHandle(int(node)) for node in nodes[:count]]
+
+    @in_context
+    def edges(self, graph: GraphHandle) -> list[Edge]:
+        count = ctypes.c_size_t()
+        self._list_edges(graph, None, None, None, count)
+        if not count.value:
+            return []
+        nodes = ctypes.c_void_p * count.value
+        sources, targets, data = nodes(), nodes(), (EdgeData * count.value)()
+        self._list_edges(graph, sources, targets, data, count)
+        return [
+            Edge(
+                NodeHandle(sources[i] or 0),
+                NodeHandle(targets[i] or 0),
+                (data[i].from_port, data[i].to_port, data[i].type),
+            )
+            for i in range(count.value)
+        ]
+
+    def _list_edges(self, graph: int, sources: Any, targets: Any, data: Any, count: Any) -> None:
+        # always with edge data: programmatic edges make the plain form fail with LOSSY_QUERY
+        number = self._entry_points.edges(graph, sources, targets, data, ctypes.byref(count))
+        if number:
+            raise error_of(result_of(number), "cuGraphGetEdges")
+
+    @in_context
+    def node_kind(self, node: NodeHandle) -> NodeKind:
+        code, number = node_type_number(node)
+        if code:
+            raise error_of(code, "cuGraphNodeGetType")
+        return _KINDS.get(number, NodeKind.UNKNOWN)
+
+    @in_context
+    def create_conditional(
+        self, graph: GraphHandle, default: int = 0, *, assign_at_launch: bool = True
+    ) -> ConditionalHandle:
+        flags = _ASSIGN_DEFAULT if assign_at_launch else 0
+        context = self._context.object
+        handle = ask(cuda.cuGraphConditionalHandleCreate, graph, context, default, flags)
+        return ConditionalHandle(int(handle))
+
+
+def node_objects(nodes: Iterable[NodeHandle]) -> list[Any]:
+    """The bindings' objects of node handles: in a list they take no plain numbers."""
+    return [cuda.CUgraphNode(node) for node in nodes]
+
+
+def _edge_arrays(edges: Iterable[Edge]) -> tuple[Any, Any, Any, int]:
+    listed = list(edges)
+    data = None
+    if any(edge.data != (0, 0, 0) for edge in listed):
+        data = [_edge_data(edge) for edge in listed]
+    return (
+        node_objects(edge.source for edge in listed),
+        node_objects(edge.target for edge in listed),
+        data,
+        len(listed),
+    )
+
+
+def _edge_data(edge: Edge) -> Any:
+    data = cuda.CUgraphEdgeData()
+    data.from_port, data.to_port, data.type = edge.data
+    return data

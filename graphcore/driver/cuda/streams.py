@@ -1,0 +1,87 @@
+"""Streams and events of the CUDA driver."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from graphcore.driver.cuda.check import ask, error_of
+from graphcore.driver.cuda.context import CudaCalls, in_context
+from graphcore.driver.cuda.versions import cuda
+from graphcore.driver.records import EventHandle, StreamHandle
+
+_NON_BLOCKING = int(cuda.CUstream_flags.CU_STREAM_NON_BLOCKING)
+_NO_TIMING = int(cuda.CUevent_flags.CU_EVENT_DISABLE_TIMING)
+_RECORD_EXTERNAL = int(cuda.CUevent_record_flags.CU_EVENT_RECORD_EXTERNAL)
+_WAIT_EXTERNAL = int(cuda.CUevent_wait_flags.CU_EVENT_WAIT_EXTERNAL)
+_NOT_READY = int(cuda.CUresult.CUDA_ERROR_NOT_READY)
+
+
+class StreamCalls(CudaCalls):
+    """The part of the driver that makes, orders and waits for streams and events."""
+
+    @in_context
+    def create_stream(self, *, blocking: bool, priority: int = 0) -> StreamHandle:
+        flags = 0 if blocking else _NON_BLOCKING
+        return StreamHandle(int(ask(cuda.cuStreamCreateWithPriority, flags, priority)))
+
+    @in_context
+    def destroy_stream(self, stream: StreamHandle) -> None:
+        ask(cuda.cuStreamDestroy, stream)
+
+    @in_context
+    def synchronize_stream(self, stream: StreamHandle) -> None:
+        ask(cuda.cuStreamSynchronize, stream)
+
+    @in_context
+    def query_stream(self, stream: StreamHandle) -> bool:
+        return _is_done(cuda.cuStreamQuery(stream)[0], "cuStreamQuery")
+
+    @in_context
+    def stream_is_blocking(self, stream: StreamHandle) -> bool:
+        return not int(ask(cuda.cuStreamGetFlags, stream)) & _NON_BLOCKING
+
+    @in_context
+    def stream_device(self, stream: StreamHandle) -> int:
+        return int(ask(cuda.cuStreamGetDevice, stream))
+
+    @in_context
+    def wait_event(
+        self, stream: StreamHandle, event: EventHandle, *, external: bool = False
+    ) -> None:
+        ask(cuda.cuStreamWaitEvent, stream, event, _WAIT_EXTERNAL if external else 0)
+
+    @in_context
+    def create_event(self, *, timing: bool) -> EventHandle:
+        return EventHandle(int(ask(cuda.cuEventCreate, 0 if timing else _NO_TIMING)))
+
+    @in_context
+    def destroy_event(self, event: EventHandle) -> None:
+        ask(cuda.cuEventDestroy, event)
+
+    @in_context
+    def record_event(
+        self, event: EventHandle, stream: StreamHandle, *, external: bool = False
+    ) -> None:
+        # CUDA refuses the external flag outside a capture
+        flags = _RECORD_EXTERNAL if external else 0
+        ask(cuda.cuEventRecordWithFlags, event, stream, flags)
+
+    @in_context
+    def synchronize_event(self, event: EventHandle) -> None:
+        ask(cuda.cuEventSynchronize, event)
+
+    @in_context
+    def query_event(self, event: EventHandle) -> bool:
+        return _is_done(cuda.cuEventQuery(event)[0], "cuEventQuery")
+
+    @in_context
+    def elapsed_ms(self, start: EventHandle, end: EventHandle) -> float:
+        return float(ask(cuda.cuEventElapsedTime, start, end))
+
+
+def _is_done(code: Any, call: str) -> bool:
+    if not code:
+        return True
+    if int(code) == _NOT_READY:
+        return False
+    raise error_of(code, call)
