@@ -1,0 +1,35 @@
+"""All cases of graphcore.driver.cuda on a libcuda without a device: one function a case.
+
+Run as a script, with the stub on the library path, it prints ``{case: outcome}`` as JSON; outcomes
+are "passed" or a traceback. tests/driver/test_cuda_on_a_stub.py shows each as a test.
+"""
+
+import json
+import sys
+import traceback
+import types
+
+from helpers import stub_cases_calls, stub_cases_nodes, stub_cases_runs
+
+CASES = {
+    name: case
+    for module in (stub_cases_calls, stub_cases_nodes, stub_cases_runs)
+    for name, case in vars(module).items()
+    if isinstance(case, types.FunctionType) and case.__module__ == module.__name__
+}
+
+
+def main():
+    outcomes = {}
+    for name, case in CASES.items():
+        try:
+            case()
+        except BaseException:
+            outcomes[name] = traceback.format_exc()
+        else:
+            outcomes[name] = "passed"
+    sys.stdout.write(json.dumps(outcomes))
+
+
+if __name__ == "__main__":
+    main()
