@@ -1,0 +1,18 @@
+"""The contract suite's one fixture: a bench on each driver."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from graphcore.driver import Driver
+from helpers.contract import Bench
+
+
+@pytest.fixture
+def bench(graphcore_driver: Driver) -> Iterator[Bench]:
+    """A bench on the emulated driver, then on CUDA."""
+    bench = Bench(graphcore_driver)
+    yield bench
+    bench.close()
