@@ -141,7 +141,7 @@ def _align(old: GraphSnapshot, new: GraphSnapshot) -> dict[int, int]:
     """New index -> old index of the nodes that both graphs have."""
     pairing = pair(old, new)
     if not isinstance(pairing, Mismatch):
-        return dict(enumerate(pairing.partner))
+        return {after: before for before, after in sorted(pairing.pairs, key=lambda p: p[1])}
     if len(old.nodes) == len(new.nodes):
         return {index: index for index in range(len(new.nodes))}
     matcher = SequenceMatcher(None, _likeness(old), _likeness(new), autojunk=False)

@@ -154,7 +154,7 @@ def _arguments(
 
 def _launch_shape(params: KernelParams) -> str:
     config = params.config
-    text = f"{_dim(config.grid)} x {_dim(config.block)}"
+    text = f"grid {_dim(config.grid)}, block {_dim(config.block)}"
     if config.cluster != (1, 1, 1):
         text += f", cluster {_dim(config.cluster)}"
     if config.shared_bytes:
@@ -163,11 +163,11 @@ def _launch_shape(params: KernelParams) -> str:
 
 
 def _dim(dim: tuple[int, int, int]) -> str:
-    """A launch dimension without its trailing ones: ``(8, 2, 1)`` is ``(8, 2)``."""
+    """A launch dimension without its trailing ones: ``(8, 2, 1)`` is ``8x2``."""
     x, y, z = dim
     if z != 1:
-        return f"({x}, {y}, {z})"
-    return f"({x}, {y})" if y != 1 else f"({x})"
+        return f"{x}x{y}x{z}"
+    return f"{x}x{y}" if y != 1 else str(x)
 
 
 def _extent(width: int, height: int, depth: int) -> str:

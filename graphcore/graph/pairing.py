@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from graphcore.graph.snapshot import GraphSnapshot
+from graphcore.graph.snapshot import EdgeData, GraphSnapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +26,9 @@ class Mismatch:
 
 @dataclass(frozen=True, slots=True)
 class Pairing:
-    """``partner[j]`` is the index in the old graph that node ``j`` of the new one pairs with."""
+    """(old index, new index) of every node, in the order in which the pairs were found."""
 
-    partner: tuple[int, ...]
+    pairs: tuple[tuple[int, int], ...]
 
 
 def pair(old: GraphSnapshot, new: GraphSnapshot) -> Pairing | Mismatch:
@@ -38,7 +38,7 @@ def pair(old: GraphSnapshot, new: GraphSnapshot) -> Pairing | Mismatch:
         return Mismatch(_first_unlike(old, new), "nodes", rule, names_node=False)
     if len(old.edges) != len(new.edges):
         rule = f"an update keeps the number of edges ({len(old.edges)}, not {len(new.edges)})"
-        return Mismatch(_first_other_degree(old, new), "edges", rule, names_node=False)
+        return Mismatch(_first_other_needs(old, new), "edges", rule, names_node=False)
     return _Walk(old, new).run()
 
 
@@ -46,26 +46,27 @@ class _Walk:
     """The walk from the exits upwards."""
 
     def __init__(self, old: GraphSnapshot, new: GraphSnapshot) -> None:
-        self.old_needs, self.new_needs = old.dependencies(), new.dependencies()
-        self.old_exits, self.new_exits = _exits(old), _exits(new)
-        self.partner: list[int | None] = [None] * len(new.nodes)
-        self.taken: list[int | None] = [None] * len(old.nodes)
+        self.old, self.new = old, new
+        self.old_needs, self.new_needs = _needs(old), _needs(new)
+        self.became: dict[int, int] = {}
+        self.taken: set[int] = set()
 
     def run(self) -> Pairing | Mismatch:
-        if len(self.old_exits) != len(self.new_exits):
-            rule = "an update keeps the number of exit nodes "
-            rule += f"({len(self.old_exits)}, not {len(self.new_exits)})"
-            more = len(self.new_exits) > len(self.old_exits)
-            node = self.new_exits[min(len(self.old_exits), len(self.new_exits) - 1)]
-            return Mismatch(node, "edges", rule, names_node=more)
-        waiting = list(zip(self.old_exits, self.new_exits, strict=True))
-        for before, after in waiting:
+        old_exits, new_exits = _exits(self.old), _exits(self.new)
+        if len(new_exits) > len(old_exits):
+            rule = f"an update keeps the exit nodes ({len(old_exits)}, not {len(new_exits)})"
+            return Mismatch(new_exits[len(old_exits)], "edges", rule, names_node=True)
+        for before, after in zip(old_exits, new_exits, strict=False):
             self._match(before, after)
+        waiting = list(self.became.items())
         for before, after in waiting:  # grows while it is walked
             problem = self._pair_needs(before, after, waiting)
             if problem is not None:
                 return problem
-        return Pairing(tuple(index for index in self.partner if index is not None))
+        if len(self.became) < len(self.new.nodes):
+            rule = f"an update keeps the exit nodes ({len(old_exits)}, not {len(new_exits)})"
+            return Mismatch(_first_other_needs(self.old, self.new), "edges", rule, names_node=False)
+        return Pairing(tuple(self.became.items()))
 
     def _pair_needs(
         self, before: int, after: int, waiting: list[tuple[int, int]]
@@ -75,18 +76,30 @@ class _Walk:
             rule = "an update keeps each node's number of dependencies "
             rule += f"({len(old_needs)}, not {len(new_needs)})"
             return Mismatch(after, "dependencies", rule, names_node=True)
-        for source, target in zip(old_needs, new_needs, strict=True):
-            if self.partner[target] is None and self.taken[source] is None:
+        for (source, data), (target, new_data) in zip(old_needs, new_needs, strict=True):
+            if data != new_data:
+                rule = "an update keeps the kind of each dependency"
+                return Mismatch(after, "edge data", rule, names_node=True)
+            if source not in self.became and target not in self.taken:
                 self._match(source, target)
                 waiting.append((source, target))
-            elif self.partner[target] != source:
-                rule = "an update keeps each node's dependencies: "
-                rule += f"node {target} was paired with another node than node {source}"
+            elif self.became.get(source) != target:
+                rule = "an update keeps each node's dependencies "
+                rule += f"(node {target} is paired with another node than node {source})"
                 return Mismatch(after, "dependencies", rule, names_node=True)
         return None
 
     def _match(self, before: int, after: int) -> None:
-        self.partner[after], self.taken[before] = before, after
+        self.became[before] = after
+        self.taken.add(after)
+
+
+def _needs(graph: GraphSnapshot) -> list[list[tuple[int, EdgeData]]]:
+    """For every node its dependencies with their data, in the driver's edge order."""
+    needs: list[list[tuple[int, EdgeData]]] = [[] for _ in graph.nodes]
+    for (source, target), data in graph.edges_with_data():
+        needs[target].append((source, data))
+    return needs
 
 
 def _exits(graph: GraphSnapshot) -> list[int]:
@@ -102,7 +115,7 @@ def _first_unlike(old: GraphSnapshot, new: GraphSnapshot) -> int | None:
     return len(old.nodes) if len(new.nodes) > len(old.nodes) else None
 
 
-def _first_other_degree(old: GraphSnapshot, new: GraphSnapshot) -> int | None:
+def _first_other_needs(old: GraphSnapshot, new: GraphSnapshot) -> int | None:
     """The first node of ``new`` whose dependencies differ from those at its place in ``old``."""
-    pairs = enumerate(zip(old.dependencies(), new.dependencies(), strict=True))
+    pairs = enumerate(zip(_needs(old), _needs(new), strict=True))
     return next((index for index, (before, after) in pairs if before != after), None)

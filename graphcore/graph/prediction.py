@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from graphcore.driver.records import (
+    AllocParams,
     ConditionalParams,
     KernelParams,
     MemcpyParams,
     MemsetParams,
-    NodeKind,
     NodeParams,
     UpdateResult,
 )
@@ -70,8 +70,10 @@ _REFUSED = UpdateResult.PARAMETERS_CHANGED
 def first_difference(old: GraphSnapshot, new: GraphSnapshot) -> Difference | None:
     """The first difference for which the driver refuses to update ``old`` to ``new``, or None.
 
-    None predicts SUCCESS. Where the driver would name no node, ``node`` is the first that is
-    different here, and ``named_by_driver`` is False.
+    None predicts SUCCESS, as far as two descriptions can tell: the driver also refuses a graph with
+    allocation nodes while another executable of it lives, and operands of another context. Where
+    the driver would name no node, ``node`` is the first that is different here, and
+    ``named_by_driver`` is False.
     """
     return next(_differences(old, new, (), _refusal), None)
 
@@ -96,9 +98,9 @@ def _differences(
     if isinstance(pairing, Mismatch):
         yield _topology(pairing, new, path)
         return
-    for after in new.nodes:
-        before = old.nodes[pairing.partner[after.index]]
-        here = (*path, after.index)
+    for old_index, new_index in pairing.pairs:
+        before, after = old.nodes[old_index], new.nodes[new_index]
+        here = (*path, new_index)
         found = check(before.params, after.params, before, after)
         if found is not None:
             yield _at(found, after, here)
@@ -156,23 +158,14 @@ def _refusal(
     if isinstance(before, ConditionalParams) and isinstance(after, ConditionalParams):
         rule = "an update keeps a conditional node's own parameters"
         return _first_changed(before, after, ("form", "size"), rule)
-    if old.kind in (NodeKind.ALLOC, NodeKind.FREE):
-        rule = "an update keeps the graph's own allocations"
-        return _first_changed(before, after, ("size", "address"), rule)
+    if isinstance(before, AllocParams) and isinstance(after, AllocParams):
+        return _first_changed(before, after, ("size",), "an update keeps the size of allocations")
     return None
 
 
 def _kernel_refusal(
     before: KernelParams, after: KernelParams, old: NodeRecord, new: NodeRecord
 ) -> Difference | None:
-    if before.config.cooperative != after.config.cooperative:
-        return Difference(
-            UpdateResult.ATTRIBUTES_CHANGED,
-            "cooperative",
-            "an update keeps whether a kernel is cooperative",
-            before=before.config.cooperative,
-            after=after.config.cooperative,
-        )
     was = old.function.context if old.function is not None else 0
     now = new.function.context if new.function is not None else 0
     if was != now:
@@ -180,6 +173,15 @@ def _kernel_refusal(
             UpdateResult.UNSUPPORTED_FUNCTION_CHANGE,
             "context",
             "an update keeps the context a kernel's function was loaded in",
+            before=was,
+            after=now,
+        )
+    was, now = before.config.cooperative, after.config.cooperative
+    if was != now:
+        return Difference(
+            UpdateResult.ATTRIBUTES_CHANGED,
+            "cooperative",
+            "an update keeps whether a kernel is cooperative",
             before=was,
             after=now,
         )
@@ -199,8 +201,9 @@ def _memcpy_refusal(before: MemcpyParams, after: MemcpyParams) -> Difference | N
             )
     if before.is_1d and after.is_1d:
         return None
-    rule = "an update keeps the shape of a copy of more than one row"
-    return _first_changed(before, after, ("depth", "height", "width"), rule)
+    rule = "an update keeps everything of a copy of more than one row"
+    fields = ("depth", "height", "width", "dst", "src")
+    return _first_changed(before, after, fields, rule)
 
 
 def _memset_refusal(before: MemsetParams, after: MemsetParams) -> Difference | None:

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from graphcore.drawing import Drawing
 
 EdgeData = tuple[int, int, int]
+"""(from_port, to_port, type) of an edge."""
+
+PLAIN: EdgeData = (0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +55,10 @@ class GraphSnapshot:
             for inner in node.inner:
                 yield from inner.walk()
 
-    def dependencies(self) -> list[list[int]]:
-        """For every node the indices it depends on, in the driver's edge order."""
-        result: list[list[int]] = [[] for _ in self.nodes]
-        for source, target in self.edges:
-            result[target].append(source)
-        return result
+    def edges_with_data(self) -> Iterator[tuple[tuple[int, int], EdgeData]]:
+        """Every edge with its data; plain data where none was read."""
+        data = self.edge_data or (PLAIN,) * len(self.edges)
+        return zip(self.edges, data, strict=True)
 
     def find(self, handle: NodeHandle | int | None) -> NodeRecord | None:
         """The node with this handle, in inner graphs too, or None."""

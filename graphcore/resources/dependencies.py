@@ -183,8 +183,7 @@ class _Writer:
 
 def _dependencies(snapshot: GraphSnapshot) -> list[Value]:
     needs: list[list[tuple[int, ...]]] = [[] for _ in snapshot.nodes]
-    data = snapshot.edge_data or ((0, 0, 0),) * len(snapshot.edges)
-    for (source, target), extra in zip(snapshot.edges, data, strict=True):
+    for (source, target), extra in snapshot.edges_with_data():
         needs[target].append((source, *extra) if any(extra) else (source,))
     return [tuple(sorted(entry)) for entry in needs]
 

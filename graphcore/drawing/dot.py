@@ -1,0 +1,71 @@
+"""A drawing as Graphviz source: every box a node, groups and inner drawings as clusters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from graphcore.drawing import theme
+from graphcore.drawing.model import Box, Drawing
+from graphcore.drawing.text import printable
+
+
+def dot(drawing: Drawing) -> str:
+    """Source for ``dot``; compound links reach a cluster through its first node."""
+    lines = [
+        "digraph graph_ {",
+        '  graph [rankdir=TB, fontname="Helvetica", compound=true];',
+        '  node [shape=box, style="rounded", fontname="Helvetica", fontsize=10];',
+        "  edge [arrowsize=0.7];",
+        *_body(drawing, "n", "  "),
+        "}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _body(drawing: Drawing, prefix: str, indent: str) -> Iterator[str]:
+    yield from _level(drawing, range(len(drawing.boxes)), (), prefix, indent)
+    for link in drawing.links:
+        style = ' [style="dashed"]' if link.kind else ""
+        yield f"{indent}{prefix}{link.source} -> {prefix}{link.target}{style};"
+
+
+def _level(
+    drawing: Drawing, members: Sequence[int], path: tuple[str, ...], prefix: str, indent: str
+) -> Iterator[str]:
+    """The boxes whose group is ``path``, and a cluster for each group below it."""
+    below: dict[str, list[int]] = {}
+    for index in members:
+        parts = tuple(drawing.boxes[index].group.split("/")) if drawing.boxes[index].group else ()
+        if len(parts) > len(path):
+            below.setdefault(parts[len(path)], []).append(index)
+        else:
+            yield from _box(drawing.boxes[index], f"{prefix}{index}", indent)
+    for name, inside in below.items():
+        yield f"{indent}subgraph {_quote(f'cluster_{prefix}_' + '/'.join((*path, name)))} {{"
+        yield f"{indent}  label={_quote(name)}; color={_quote(theme.LIGHT.line)};"
+        yield from _level(drawing, inside, (*path, name), prefix, indent + "  ")
+        yield f"{indent}}}"
+
+
+def _box(box: Box, name: str, indent: str) -> Iterator[str]:
+    detail = f"{box.kind}, {box.detail}" if box.detail else box.kind
+    # \n is Graphviz's own line break: it goes between texts that are quoted already
+    label = f'"{_escape(box.label)}\\n{_escape(detail)}"'
+    color = theme.KINDS.get(box.kind, theme.OTHER)[0]
+    tooltip = _quote(box.title or box.label)
+    yield f'{indent}{name} [label={label}, tooltip={tooltip}, color="{color}"];'
+    for number, (heading, inner) in enumerate(box.inner):
+        yield f'{indent}subgraph "cluster_{name}_{number}" {{'
+        yield f"{indent}  label={_quote(f'{heading} of {box.label}')}; style=dashed;"
+        yield from _body(inner, f"{name}_{number}_", indent + "  ")
+        yield f"{indent}}}"
+        if inner.boxes:
+            yield f"{indent}{name} -> {name}_{number}_0 [style=dotted, arrowhead=none];"
+
+
+def _quote(text: str) -> str:
+    return f'"{_escape(text)}"'
+
+
+def _escape(text: str) -> str:
+    return printable(text).replace("\\", "\\\\").replace('"', '\\"')

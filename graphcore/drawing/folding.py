@@ -1,0 +1,142 @@
+"""Folding: a drawing of many boxes becomes one of few, each standing for a group or a run.
+
+Boxes of one group become one folded box wherever that leaves the picture without cycles; a group
+that other work interrupts becomes several. Boxes without a group fold by runs. Nothing is lost: the
+folding says which boxes each folded one stands for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from graphcore.drawing.model import FOLD_LIMIT, Box, Drawing, Link, count_kinds, kind_counts
+from graphcore.drawing.order import in_cycle, topological
+
+# a picture of groups stays legible up to about this many boxes
+_LEGIBLE = 48
+
+
+@dataclass(frozen=True, slots=True)
+class Folding:
+    """``drawing`` has one box per entry of ``members``: the original indices it stands for."""
+
+    drawing: Drawing
+    members: tuple[tuple[int, ...], ...]
+
+
+def unfolded(drawing: Drawing) -> Folding:
+    """The drawing as it is."""
+    return Folding(drawing, tuple((index,) for index in range(len(drawing.boxes))))
+
+
+def fold(drawing: Drawing, limit: int = FOLD_LIMIT) -> Folding:
+    """The drawing as it is up to ``limit`` boxes, else folded by groups, deep as stays legible."""
+    if len(drawing.boxes) <= limit:
+        return unfolded(drawing)
+    depths = max(box.group.count("/") + 1 if box.group else 0 for box in drawing.boxes)
+    best = None
+    for depth in range(1, depths + 1):
+        members = _members(drawing, [_prefix(box.group, depth) for box in drawing.boxes])
+        if best is not None and len(members) > _LEGIBLE:
+            break
+        best = members
+    if best is None or len(best) > limit:
+        best = _chunks(drawing)
+    return Folding(_folded(drawing, best), tuple(tuple(entry) for entry in best))
+
+
+def has_groups(drawing: Drawing) -> bool:
+    """Whether folding by group would show anything else than the boxes themselves."""
+    return any(box.group for box in drawing.boxes)
+
+
+def fold_groups(drawing: Drawing) -> Folding:
+    """The drawing folded by its groups, however small it is."""
+    return fold(drawing, limit=0) if has_groups(drawing) else unfolded(drawing)
+
+
+def _prefix(group: str, depth: int) -> str:
+    return "/".join(group.split("/")[:depth])
+
+
+def _members(drawing: Drawing, keys: Sequence[str]) -> list[list[int]]:
+    """Original indices by folded box: whole groups where that makes no cycle, else runs."""
+    count = len(drawing.boxes)
+    order = topological(count, [(link.source, link.target) for link in drawing.links])
+    by_run = _runs(order, keys)
+    whole = {key: number for number, key in enumerate(dict.fromkeys(keys)) if key}
+    first_run = len(whole)
+    block = [whole.get(keys[index], first_run + by_run[index]) for index in range(count)]
+    # groups on a cycle fall back to their runs; runs of a topological order never form one
+    for broken in _cyclic_groups(drawing, block, whole), set(whole):
+        if not broken:
+            break
+        for index in range(count):
+            if keys[index] in broken:
+                block[index] = first_run + by_run[index]
+        if not _cyclic_groups(drawing, block, whole):
+            break
+    members: dict[int, list[int]] = {}
+    for index in order:
+        members.setdefault(block[index], []).append(index)
+    return [sorted(entry) for entry in members.values()]
+
+
+def _runs(order: Sequence[int], keys: Sequence[str]) -> list[int]:
+    """The number of each index's run: neighbours in ``order`` with the same key."""
+    run = [0] * len(order)
+    number = 0
+    for at, index in enumerate(order):
+        if at and keys[index] != keys[order[at - 1]]:
+            number += 1
+        run[index] = number
+    return run
+
+
+def _cyclic_groups(drawing: Drawing, block: Sequence[int], whole: dict[str, int]) -> set[str]:
+    edges = [(block[link.source], block[link.target]) for link in drawing.links]
+    on_cycle = in_cycle(max(block, default=-1) + 1, edges)
+    return {key for key, number in whole.items() if on_cycle[number]}
+
+
+def _chunks(drawing: Drawing) -> list[list[int]]:
+    """Pieces of about equal size along a topological order, for drawings without useful groups."""
+    count = len(drawing.boxes)
+    order = topological(count, [(link.source, link.target) for link in drawing.links])
+    size = -(-count // 32)
+    return [sorted(order[start : start + size]) for start in range(0, count, size)]
+
+
+def _folded(drawing: Drawing, members: Sequence[Sequence[int]]) -> Drawing:
+    block = {index: number for number, entry in enumerate(members) for index in entry}
+    links = {
+        (block[link.source], block[link.target]): None
+        for link in drawing.links
+        if block[link.source] != block[link.target]
+    }
+    boxes = tuple(_group_box(drawing, entry) for entry in members)
+    return Drawing(boxes, tuple(Link(*pair) for pair in links))
+
+
+def _group_box(drawing: Drawing, members: Sequence[int]) -> Box:
+    boxes = [drawing.boxes[index] for index in members]
+    group = _common([box.group for box in boxes])
+    if len(boxes) == 1 and not group:
+        return boxes[0]
+    counts = count_kinds(boxes)
+    label = group or f"nodes {members[0]}-{members[-1]}"
+    return Box(
+        label, "group", kind_counts(counts), group, title=label, counts=tuple(counts.items())
+    )
+
+
+def _common(groups: Sequence[str]) -> str:
+    """The path that all of ``groups`` share."""
+    paths = [group.split("/") if group else [] for group in groups]
+    shared = []
+    for parts in zip(*paths, strict=False):
+        if len(set(parts)) > 1:
+            break
+        shared.append(parts[0])
+    return "/".join(shared)

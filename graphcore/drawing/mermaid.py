@@ -1,0 +1,48 @@
+"""A drawing as a Mermaid flowchart, small enough for what renders it: folded past 200 boxes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from graphcore.drawing.folding import fold
+from graphcore.drawing.model import Box, Drawing, second_line
+from graphcore.drawing.text import printable
+
+
+def mermaid(drawing: Drawing) -> str:
+    """Flowchart source; consecutive boxes of one group share a subgraph."""
+    shown = fold(drawing).drawing
+    lines = ["flowchart TD", *_boxes(shown)]
+    for link in shown.links:
+        arrow = "-.->" if link.kind else "-->"
+        lines.append(f"  n{link.source} {arrow} n{link.target}")
+    return "\n".join(lines) + "\n"
+
+
+def _boxes(drawing: Drawing) -> Iterator[str]:
+    groups: dict[str, list[int]] = {}
+    for index, box in enumerate(drawing.boxes):
+        groups.setdefault("" if box.counts else box.group, []).append(index)
+    for number, (group, members) in enumerate(groups.items()):
+        indent = "    " if group else "  "
+        if group:
+            yield f'  subgraph g{number}["{_text(group)}"]'
+        for index in members:
+            yield f"{indent}n{index}{_shape(drawing.boxes[index])}"
+        if group:
+            yield "  end"
+
+
+def _shape(box: Box) -> str:
+    detail = second_line(box)
+    label = _text(box.label) + (f"<br/>{_text(detail)}" if detail else "")
+    opening, closing = ("[[", "]]") if box.counts or box.inner else ("[", "]")
+    return f'{opening}"{label}"{closing}'
+
+
+def _text(text: str) -> str:
+    """Text as Mermaid takes it in quotes: all but plain characters as entity codes."""
+    return "".join(
+        character if character.isalnum() or character in " .,:-_/+·" else f"#{ord(character)};"
+        for character in printable(text)
+    )

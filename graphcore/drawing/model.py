@@ -1,0 +1,138 @@
+"""Drawing: boxes, links and groups as neutral data. It knows no graph and no driver.
+
+Whoever wants to be seen builds a Drawing; the modules beside this one turn it into SVG, HTML, DOT,
+Mermaid or terminal text. The same drawing always gives the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+FOLD_LIMIT = 200
+"""Drawings of more boxes than this are folded by their groups."""
+
+Section = tuple[str, Mapping[str, object] | str]
+"""(heading, what is under it): pairs of name and value, or preformatted text."""
+
+
+class Link(NamedTuple):
+    """An arrow between two boxes, by index. ``kind`` "" is drawn solid, others dashed."""
+
+    source: int
+    target: int
+    kind: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """One box of a picture, and one row of a table.
+
+    Args:
+        label: First line, short.
+        kind: What it is, in one word: chooses the colour, and is written too.
+        detail: Second line.
+        group: Path of the groups it lies in, ``"layer 3/attention"``; empty where none.
+        title: The label in full.
+        lines: Further lines of its table row.
+        inner: (heading, drawing) of what lies inside the box.
+        counts: Of a folded group: how many boxes of each kind it stands for.
+    """
+
+    label: str
+    kind: str
+    detail: str = ""
+    group: str = ""
+    title: str = ""
+    lines: tuple[str, ...] = ()
+    inner: tuple[tuple[str, Drawing], ...] = ()
+    counts: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """Boxes, and links between them by index."""
+
+    boxes: tuple[Box, ...]
+    links: tuple[Link, ...] = ()
+
+    def counts(self) -> dict[str, int]:
+        """How many boxes there are of each kind, most frequent first."""
+        return count_kinds(self.boxes)
+
+    def to_svg(self) -> str:
+        """A picture that stands on its own, light and dark; folded past 200 boxes."""
+        from graphcore.drawing.svg import picture
+
+        return picture(self)
+
+    def to_html(self) -> str:
+        """A fragment for a notebook: picture, search and tables."""
+        from graphcore.drawing.html import fragment
+
+        return fragment(self)
+
+    def to_html_page(self, title: str, sections: Sequence[Section] = ()) -> str:
+        """One self-contained page.
+
+        Args:
+            title: The heading.
+            sections: Cards above the picture: (heading, {name: value}) or (heading, text).
+        """
+        from graphcore.drawing.html import page
+
+        return page(self, title, sections)
+
+    def to_dot(self) -> str:
+        """Graphviz source, every box, groups as clusters."""
+        from graphcore.drawing.dot import dot
+
+        return dot(self)
+
+    def to_mermaid(self) -> str:
+        """Mermaid flowchart source; folded past 200 boxes."""
+        from graphcore.drawing.mermaid import mermaid
+
+        return mermaid(self)
+
+    def to_text(self, *, width: int = 100, full: bool = False) -> str:
+        """A table for a terminal of ``width`` columns; folded past 200 boxes unless ``full``."""
+        from graphcore.drawing.text import table
+
+        return table(self, width=width, full=full)
+
+    def _repr_html_(self) -> str:
+        return self.to_html()
+
+
+def count_kinds(boxes: Sequence[Box]) -> dict[str, int]:
+    """Boxes per kind, most frequent first, then by name."""
+    counts = Counter(box.kind for box in boxes)
+    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+
+
+def kind_counts(counts: Mapping[str, int]) -> str:
+    """Counts as people read them: ``12 kernels · 1 memcpy``."""
+    return " · ".join(
+        f"{count} {'kernels' if kind == 'kernel' and count != 1 else kind}"
+        for kind, count in counts.items()
+    )
+
+
+def node_count(count: int) -> str:
+    """``1 node``, ``2 nodes``."""
+    return f"{count} node{'' if count == 1 else 's'}"
+
+
+def second_line(box: Box) -> str:
+    """What stands under a box's label: the kind where the label does not say it, and how much."""
+    if box.kind in ("kernel", "group", box.label):
+        return box.detail
+    return f"{box.kind} · {box.detail}" if box.detail else box.kind
+
+
+def truncate(text: str, limit: int) -> str:
+    """``text`` in at most ``limit`` characters, an ellipsis where it was cut."""
+    return text if len(text) <= limit else text[: max(limit - 1, 0)] + "…"

@@ -1,0 +1,112 @@
+"""Colours of pictures and pages, for light and for dark, as style sheets.
+
+Kinds have a colour of their own, and are always written too: nothing is told by colour alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Palette:
+    """One theme: the neutral colours by role, and (light, dark) is chosen by the caller."""
+
+    page: str
+    surface: str
+    raised: str
+    ink: str
+    muted: str
+    line: str
+    link: str
+    accent: str
+
+
+LIGHT = Palette(
+    page="#f5f6f8",
+    surface="#ffffff",
+    raised="#f0f2f6",
+    ink="#1a1f29",
+    muted="#5d6878",
+    line="#d6dbe4",
+    link="#8d98a9",
+    accent="#2b66d4",
+)
+DARK = Palette(
+    page="#0f1217",
+    surface="#171b22",
+    raised="#20262f",
+    ink="#e7eaf0",
+    muted="#9ca7b8",
+    line="#333b47",
+    link="#6d7889",
+    accent="#7eabff",
+)
+
+# kind -> (light, dark)
+KINDS = {
+    "kernel": ("#2f6bd8", "#6fa1ff"),
+    "memcpy": ("#bd6a08", "#f0a548"),
+    "memset": ("#0d8a7e", "#3fc6b6"),
+    "host": ("#b53380", "#f27db9"),
+    "child": ("#6b4cc2", "#a88dfb"),
+    "conditional": ("#c03a2b", "#f47c6e"),
+    "event record": ("#56708f", "#8fb0d4"),
+    "event wait": ("#56708f", "#8fb0d4"),
+    "alloc": ("#3c8a2e", "#7fce6d"),
+    "free": ("#75862a", "#b9c969"),
+    "empty": ("#8a93a2", "#8b95a5"),
+}
+OTHER = ("#6b7280", "#a3acba")
+
+
+def kind_class(kind: str) -> str:
+    """The CSS class of a kind; kinds without a colour of their own share one."""
+    return f"k-{kind.replace(' ', '-')}" if kind in KINDS else "k-other"
+
+
+def fills(dark: bool) -> str:
+    """Rules that colour a picture with one theme's own values, for a picture on its own."""
+    return _rules(_values(dark))
+
+
+def fills_by_variables() -> str:
+    """The same rules by custom properties, for a picture in a page that sets :func:`variables`."""
+    return _rules({name: f"var(--gc-{name})" for name in _values(dark=False)})
+
+
+def variables(dark: bool) -> str:
+    """One theme as custom properties, for a page and the pictures in it."""
+    return "".join(f"--gc-{name}:{value};" for name, value in _values(dark).items())
+
+
+def _values(dark: bool) -> dict[str, str]:
+    palette = DARK if dark else LIGHT
+    values = {name: getattr(palette, name) for name in Palette.__slots__}
+    kinds = {kind.replace(" ", "-"): pair[dark] for kind, pair in KINDS.items()}
+    return values | kinds | {"other": OTHER[dark]}
+
+
+def _rules(values: dict[str, str]) -> str:
+    rules = {
+        ".gc-ink": f"fill:{values['ink']}",
+        ".gc-muted": f"fill:{values['muted']}",
+        ".gc-card": f"fill:{values['surface']};stroke:{values['line']}",
+        ".gc-back": f"fill:{values['raised']};stroke:{values['line']}",
+        ".gc-link": f"stroke:{values['link']}",
+        ".gc-head": f"fill:{values['link']}",
+    }
+    for kind in [kind.replace(" ", "-") for kind in KINDS] + ["other"]:
+        rules[f".gc-fill.k-{kind}"] = f"fill:{values[kind]}"
+    return "".join(f"{selector}{{{body}}}" for selector, body in rules.items())
+
+
+SHAPES = (
+    ".gc-link{fill:none;stroke-width:1.4}"
+    ".gc-dashed{stroke-dasharray:5 4}"
+    ".gc-card,.gc-back{stroke-width:1}"
+    ".gc-label{font:600 12px ui-monospace,'SF Mono',Menlo,Consolas,'DejaVu Sans Mono',monospace}"
+    ".gc-name{font:600 13px system-ui,-apple-system,'Segoe UI','DejaVu Sans',sans-serif}"
+    ".gc-detail{font:10.5px ui-monospace,'SF Mono',Menlo,Consolas,'DejaVu Sans Mono',monospace}"
+)
+"""Fonts and strokes of a picture, the same in both themes."""
