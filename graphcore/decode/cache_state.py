@@ -18,13 +18,17 @@ from graphcore.errors import CapacityError, CaptureError, ConfigurationError
 
 
 class CacheWatcher(Protocol):
-    """Who depends on a cache's buffers: a runner with a captured graph."""
+    """Who depends on a cache: a runner, with or without a captured graph."""
+
+    @property
+    def holds_graph(self) -> bool:
+        """Whether a graph with the cache's addresses exists."""
 
     def cache_changed(self, reason: str) -> None:
         """A buffer is no longer the one that was captured."""
 
-    def cache_was_reset(self) -> None:
-        """The contents are gone; the buffers are the same."""
+    def cache_was_emptied(self, reason: str) -> None:
+        """The buffers are the same, but their contents are not those of the last step."""
 
 
 def is_capturing() -> bool:
@@ -80,7 +84,7 @@ class CacheState:
     @property
     def is_captured(self) -> bool:
         """Whether a graph depends on the buffers."""
-        return len(self._watchers) > 0
+        return any(watcher.holds_graph for watcher in self._watchers)
 
     def watch(self, watcher: CacheWatcher) -> None:
         """Tells ``watcher`` (held weakly) of every change from now on."""
@@ -95,10 +99,11 @@ class CacheState:
         for watcher in list(self._watchers):
             watcher.cache_changed(reason)
 
-    def was_reset(self) -> None:
-        """Tells the watchers that the contents are gone."""
+    def emptied(self, reason: str, *, by: CacheWatcher | None = None) -> None:
+        """Tells the watchers, except ``by``, that the contents are not what they left."""
         for watcher in list(self._watchers):
-            watcher.cache_was_reset()
+            if watcher is not by:
+                watcher.cache_was_emptied(reason)
 
     def known_seen(self) -> int:
         """The mirror; read from the device (which waits for it) where a compiled step moved it."""

@@ -271,7 +271,7 @@ class StaticKVCache(compat.Cache):  # type: ignore[misc]  # transformers is unty
         for layer in self._owners:
             layer.reset()
         self._state.seek(0)
-        self._state.was_reset()
+        self._state.emptied("the cache was reset")
 
     def rewind(self, position: int) -> None:
         """Drops the tokens from ``position`` on, in place: their slots to zero."""
@@ -283,6 +283,20 @@ class StaticKVCache(compat.Cache):  # type: ignore[misc]  # transformers is unty
         for layer in self._owners:
             layer.clear_from(position)
         self._state.seek(position)
+        self._state.emptied(f"the cache was rewound to {position} tokens")
+
+    def seek(self, position: int) -> None:
+        """Sets device position and mirror, leaving the slots as they are."""
+        self._state.seek(position)
+
+    def saved_slot(self, index: int) -> list[Pair]:
+        """Copies of one slot of every layer, for :meth:`restore_slot`."""
+        return [layer.slot(index) for layer in self._owners]
+
+    def restore_slot(self, index: int, saved: list[Pair]) -> None:
+        """Puts back what :meth:`saved_slot` copied."""
+        for layer, pair in zip(self._owners, saved, strict=True):
+            layer.put_slot(index, pair)
 
     # ---- what transformers asks for -------------------------------------------------------------
 
@@ -320,6 +334,7 @@ class StaticKVCache(compat.Cache):  # type: ignore[misc]  # transformers is unty
         )
         for layer in self._owners:
             layer.reorder_cache(beam_idx)
+        self._state.emptied("the rows of the cache were reordered")
 
     def crop(self, tokens_to_remove: int) -> None:
         """Drops the last ``-tokens_to_remove`` tokens in place (negative, as in transformers).
@@ -344,8 +359,12 @@ class StaticKVCache(compat.Cache):  # type: ignore[misc]  # transformers is unty
     # ---- graphs that depend on it ---------------------------------------------------------------
 
     def watch(self, watcher: CacheWatcher) -> None:
-        """Tells ``watcher`` (held weakly) when a buffer is rebound or the cache is reset."""
+        """Tells ``watcher`` (held weakly) when a buffer is rebound or the contents are dropped."""
         self._state.watch(watcher)
+
+    def taken_over(self, watcher: CacheWatcher) -> None:
+        """Tells the other watchers that ``watcher`` fills the cache from now on."""
+        self._state.emptied("another runner has used the cache", by=watcher)
 
     def unwatch(self, watcher: CacheWatcher) -> None:
         """Forgets ``watcher``."""

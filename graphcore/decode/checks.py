@@ -1,0 +1,230 @@
+"""What a runner refuses at construction, each with its own message: model, cache, driver.
+
+Everything here runs before anything is launched or written. Messages name the field, what was
+expected and what came.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+
+from graphcore.decode import transformers_compat as compat
+from graphcore.decode.sizes import check_positive
+from graphcore.decode.static_cache import StaticKVCache
+from graphcore.driver import Driver
+from graphcore.errors import CacheTypeError, ConfigurationError
+
+_log = logging.getLogger("graphcore")
+
+
+def check_model(model: Any) -> None:
+    """Refuses a model whose decode step cannot be captured.
+
+    Raises:
+        ConfigurationError: Not a decoder-only transformers model, ``use_cache=False``, training
+            mode where it changes the step, several devices, an attention without masks, beam search
+            in its generation config.
+    """
+    if not isinstance(model, torch.nn.Module) or not hasattr(model, "config"):
+        raise ConfigurationError(
+            "model: expected a transformers causal language model, got "
+            f"{type(model).__module__}.{type(model).__qualname__}"
+        )
+    if getattr(model.config, "is_encoder_decoder", False):
+        raise ConfigurationError(
+            f"model: expected a decoder-only model, got {type(model).__name__}, which is an "
+            "encoder-decoder; those are not offered in this version"
+        )
+    if compat.cache_keyword(model) is None or not compat.takes_position_ids(model):
+        raise ConfigurationError(
+            f"model: expected a forward that takes a cache and position_ids, got "
+            f"{type(model).__name__}, whose forward does not"
+        )
+    _check_use_cache(model)
+    _check_training(model)
+    _check_one_device(model)
+    _check_attention(model)
+    check_beams(compat.generation_setting(model, "num_beams"), "generation_config.num_beams")
+    _tell_ignored_settings(model)
+
+
+def check_beams(beams: object, field: str = "num_beams") -> None:
+    """Refuses beam search, which reorders cache rows between steps."""
+    if beams not in (None, 1):
+        raise ConfigurationError(
+            f"{field}: expected 1, got {beams}: beam search reorders the cache between steps, "
+            "which a replay cannot follow. Use greedy decoding, or sampling from runner.logits "
+            "with replay(token)"
+        )
+
+
+def check_cache(model: Any, cache: Any) -> None:
+    """Refuses a cache that is not static, or does not fit ``model``.
+
+    Raises:
+        CacheTypeError: Not a StaticKVCache.
+        ConfigurationError: Another device, number of layers, heads or head sizes; names the layer.
+    """
+    if not isinstance(cache, StaticKVCache):
+        raise CacheTypeError(_foreign_cache(cache))
+    device = model.device
+    if cache.device != device:
+        raise ConfigurationError(
+            f"cache device: expected {device} (the model's), got {cache.device}"
+        )
+    shapes = compat.layer_shapes(model)
+    if cache.num_layers != len(shapes):
+        raise ConfigurationError(
+            f"cache num_layers: expected {len(shapes)} (the model's), got {cache.num_layers}"
+        )
+    for index in compat.owning_layers(compat.text_config(model)):
+        if index not in cache.owning_layers:
+            raise ConfigurationError(
+                f"cache owning_layers: expected layer {index} among them, the model stores K/V "
+                f"there; got {cache.owning_layers}"
+            )
+        _check_layer(index, cache.layers[index], shapes[index])
+
+
+def check_capacity(model: Any, max_seq_len: int) -> None:
+    """Refuses a capacity past what the model's positions, or its sliding windows, reach."""
+    config = compat.text_config(model)
+    limit = getattr(config, "max_position_embeddings", None)
+    if limit is not None and max_seq_len > limit:
+        raise ConfigurationError(
+            f"max_seq_len: expected at most {limit} (the model's max_position_embeddings), got "
+            f"{max_seq_len}"
+        )
+    for index, (kind, window) in enumerate(compat.layer_kinds(config)):
+        if not compat.is_attending(kind):
+            raise ConfigurationError(
+                f"layer {index}: expected full attention, got {kind!r}, which is not offered in "
+                "this version"
+            )
+        if window is not None and window < max_seq_len:
+            raise ConfigurationError(
+                f"layer {index}: sliding windows are not offered in this version: its window of "
+                f"{window} is shorter than max_seq_len {max_seq_len}; max_seq_len <= {window} works"
+            )
+
+
+def check_driver(driver: Driver, device: torch.device) -> None:
+    """Refuses a driver of another device than the model's."""
+    expected = "emulated" if device.type == "cpu" else "cuda"
+    ordinal = device.index if device.type == "cuda" else driver.device
+    if driver.is_emulated != (expected == "emulated") or driver.device != ordinal:
+        raise ConfigurationError(
+            f"driver: expected the {expected} driver for the model on {device}, got "
+            f"{driver.name}:{driver.device}"
+        )
+
+
+def _check_use_cache(model: Any) -> None:
+    for config in (model.config, compat.text_config(model)):
+        if getattr(config, "use_cache", True) is False:
+            raise ConfigurationError(
+                "use_cache: expected True, got False: without a cache the step has nothing static "
+                "to read; set model.config.use_cache = True"
+            )
+
+
+def _check_training(model: Any) -> None:
+    if model.training and compat.is_gradient_checkpointing(model):
+        raise ConfigurationError(
+            "model: gradient checkpointing in training mode drops the cache; call model.eval()"
+        )
+    for name, module in model.named_modules():
+        source = _active_randomness(module) if module.training else None
+        if source is not None:
+            raise ConfigurationError(
+                f"model: expected a step without randomness, got training mode with active "
+                f"dropout: {source} of {name or 'the model'}; call model.eval()"
+            )
+
+
+def _active_randomness(module: Any) -> str | None:
+    """What training mode makes random in ``module`` itself: "p=0.1", "attention_dropout=0.1"."""
+    if isinstance(module, torch.nn.modules.dropout._DropoutNd):
+        return f"p={module.p}" if module.p > 0 else None
+    for name, value in vars(module).items():
+        if ("drop" in name or "jitter" in name) and isinstance(value, float) and value > 0:
+            return f"{name}={value}"
+    return None
+
+
+def _check_one_device(model: Any) -> None:
+    devices = sorted({str(parameter.device) for parameter in model.parameters()})
+    if len(devices) != 1 or devices[0] == "meta":
+        raise ConfigurationError(f"model: expected one device for all weights, got {devices}")
+
+
+def _check_attention(model: Any) -> None:
+    name = compat.attention_implementation(model)
+    if name not in ("sdpa", "eager"):
+        raise ConfigurationError(
+            f"attn_implementation: expected 'sdpa' or 'eager', which take a mask over the static "
+            f"buffer, got {name!r}; call model.set_attn_implementation('sdpa')"
+        )
+
+
+def _tell_ignored_settings(model: Any) -> None:
+    """Says at INFO which settings of the generation config greedy decoding does not follow."""
+    neutral = {"do_sample": (None, False), "repetition_penalty": (None, 1.0)}
+    for name, values in neutral.items():
+        setting = compat.generation_setting(model, name)
+        if setting not in values:
+            _log.info("generation_config.%s=%s is not followed: decoding is greedy", name, setting)
+
+
+def _foreign_cache(cache: Any) -> str:
+    kind = type(cache).__name__
+    if isinstance(cache, compat.StaticCache):
+        return (
+            "cache: expected a graphcore StaticKVCache, got a transformers StaticCache, whose "
+            "overflow is a device assert; convert it: "
+            "StaticKVCache.from_transformers(cache, model)"
+        )
+    if isinstance(cache, compat.DynamicCache):
+        return (
+            "cache: expected a graphcore StaticKVCache, got a DynamicCache: it allocates new K/V "
+            "at every step, so a captured graph would read freed memory"
+        )
+    return f"cache: expected a graphcore StaticKVCache, got {kind}, whose buffers are not static"
+
+
+def _check_layer(index: int, layer: Any, shape: compat.LayerShape) -> None:
+    held = (layer.num_heads, layer.k_head_dim, layer.v_head_dim)
+    expected = (shape.kv_heads, shape.head_dim, shape.v_head_dim)
+    for field, want, have in zip(
+        ("num_kv_heads", "head_dim", "v_head_dim"), expected, held, strict=True
+    ):
+        if want != have:
+            raise ConfigurationError(
+                f"cache {field} of layer {index}: expected {want} (the model's), got {have}"
+            )
+
+
+def cache_for(
+    model: Any, cache: Any, max_seq_len: int | None, batch_size: int | None
+) -> StaticKVCache:
+    """The caller's cache, checked and bound to ``model``, or a new one of these sizes."""
+    if cache is None:
+        wanted = max_seq_len
+        if wanted is None:
+            wanted = compat.text_config(model).max_position_embeddings
+        check_positive("max_seq_len", wanted)
+        check_capacity(model, wanted)
+        return StaticKVCache.for_model(model, wanted, batch_size=batch_size or 1)
+    check_cache(model, cache)
+    check_capacity(model, cache.max_seq_len)
+    for field, given in (("max_seq_len", max_seq_len), ("batch_size", batch_size)):
+        if given is not None and given != getattr(cache, field):
+            raise ConfigurationError(
+                f"{field}: expected {getattr(cache, field)} (the cache's), got {given}"
+            )
+    cache.bind_model(model)
+    made: StaticKVCache = cache
+    return made

@@ -1,0 +1,59 @@
+"""How a generation ends: which ids end a row, what a finished row repeats, where to cut."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from graphcore.decode import transformers_compat as compat
+from graphcore.decode.prompt import vocabulary_size
+from graphcore.errors import ConfigurationError
+
+EosIds = int | Sequence[int] | None
+
+
+def end_ids(
+    model: Any, eos_token_id: EosIds, pad_token_id: int | None
+) -> tuple[tuple[int, ...], int]:
+    """(end-of-sequence ids, pad id), from the arguments or the model's generation config.
+
+    Raises:
+        ConfigurationError: An id outside the vocabulary.
+    """
+    highest = vocabulary_size(model) - 1
+    _check_id_list("eos_token_id", eos_token_id, highest)
+    _check_id_list("pad_token_id", pad_token_id, highest)
+    if eos_token_id is None:
+        # an id that the model cannot choose ends nothing
+        configured = _id_list(compat.generation_setting(model, "eos_token_id"))
+        eos = tuple(token for token in configured if 0 <= token <= highest)
+    else:
+        eos = _id_list(eos_token_id)
+    pads = _id_list(pad_token_id) or _id_list(compat.generation_setting(model, "pad_token_id"))
+    pad = next((token for token in (*pads, *eos) if 0 <= token <= highest), 0)
+    return eos, pad
+
+
+def cut_after_end(ids: torch.Tensor, prompt: int, eos: tuple[int, ...]) -> torch.Tensor:
+    """``ids`` up to the step at which the last row finished."""
+    if not eos:
+        return ids
+    ends = torch.isin(ids[:, prompt:], torch.tensor(eos, device=ids.device))
+    done = (ends.cumsum(dim=1) > 0).all(dim=0)
+    if not bool(done.any()):
+        return ids
+    return ids[:, : prompt + int(done.to(torch.int64).argmax()) + 1]
+
+
+def _id_list(ids: Any) -> tuple[int, ...]:
+    if ids is None:
+        return ()
+    return (ids,) if isinstance(ids, int) else tuple(int(token) for token in ids)
+
+
+def _check_id_list(field: str, ids: Any, highest: int) -> None:
+    for token in _id_list(ids):
+        if not 0 <= token <= highest:
+            raise ConfigurationError(f"{field}: expected ids from 0 to {highest}, got {token}")

@@ -1,0 +1,116 @@
+"""generate(): one call that decodes, by replay where it can, and says how it did."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from graphcore.decode import checks, prompt
+from graphcore.decode import transformers_compat as compat
+from graphcore.decode.ending import EosIds
+from graphcore.decode.runner import CUDAGraphAR
+from graphcore.decode.sampling import Sampling
+from graphcore.decode.static_cache import StaticKVCache
+from graphcore.driver import Driver
+from graphcore.errors import CaptureError
+
+_log = logging.getLogger("graphcore")
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """What :func:`generate` decoded, and how.
+
+    Attributes:
+        ids: int64 ``[batch, prompt + new]``.
+        prompt_length: Tokens of the prompt.
+        execution: "graph" or "eager".
+        reason: Why.
+        captures: Graphs that were captured.
+    """
+
+    ids: torch.Tensor
+    prompt_length: int
+    execution: str
+    reason: str
+    captures: int
+
+    @property
+    def new_ids(self) -> torch.Tensor:
+        """int64 ``[batch, new]``."""
+        return self.ids[:, self.prompt_length :]
+
+
+def generate(  # noqa: PLR0913  (each is a choice of its own)
+    model: Any,
+    input_ids: torch.Tensor,
+    max_new_tokens: int,
+    *,
+    cache: StaticKVCache | None = None,
+    max_seq_len: int | None = None,
+    eos_token_id: EosIds = None,
+    pad_token_id: int | None = None,
+    sampling: Sampling | None = None,
+    num_beams: int = 1,
+    driver: Driver | None = None,
+    capture: bool = True,
+) -> Generation:
+    """Decodes ``max_new_tokens`` greedily through a captured step.
+
+    Where the step cannot be captured, decodes eagerly with the same cache and says why, in the
+    result and at INFO. A model or an argument that cannot work raises.
+
+    Args:
+        model: As for :class:`CUDAGraphAR`.
+        input_ids: int64 ``[batch, tokens]`` on the model's device.
+        max_new_tokens: At least 1.
+        cache: Emptied first; None makes one that holds prompt and new tokens.
+        max_seq_len: Capacity of the cache that is made.
+        eos_token_id: As for :meth:`CUDAGraphAR.generate`.
+        pad_token_id: As for :meth:`CUDAGraphAR.generate`.
+        sampling: None is greedy.
+        num_beams: Only 1.
+        driver: None: the one for the model's device.
+        capture: False decodes eagerly.
+
+    Raises:
+        ConfigurationError, CapacityError, CacheTypeError: As :class:`CUDAGraphAR`.
+    """
+    checks.check_beams(num_beams)
+    rows = None
+    if cache is None:
+        rows, tokens = prompt.check_ids(input_ids).shape
+        if max_seq_len is None:
+            max_seq_len = _capacity(model, tokens + prompt.check_count(max_new_tokens))
+
+    def decode(capture: bool) -> tuple[torch.Tensor, CUDAGraphAR]:
+        runner = CUDAGraphAR(
+            model,
+            cache,
+            max_seq_len=max_seq_len,
+            batch_size=rows,
+            sampling=sampling,
+            driver=driver,
+            capture=capture,
+        )
+        with runner:
+            return runner.generate(input_ids, max_new_tokens, eos_token_id, pad_token_id), runner
+
+    try:
+        ids, runner = decode(capture)
+        reason = runner.reason
+    except CaptureError as error:
+        reason = f"the step could not be captured: {error}"
+        _log.info("decoding eagerly: %s", reason)
+        ids, runner = decode(capture=False)
+    return Generation(ids, input_ids.shape[1], runner.execution, reason, runner.captures)
+
+
+def _capacity(model: Any, wanted: int) -> int:
+    """Slots for ``wanted`` tokens, at most those that the model has positions for."""
+    checks.check_model(model)
+    limit = getattr(compat.text_config(model), "max_position_embeddings", None)
+    return wanted if limit is None else min(wanted, int(limit))

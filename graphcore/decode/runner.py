@@ -1,0 +1,431 @@
+"""CUDAGraphAR: captures a model's decode step once and replays it for every token.
+
+Guarantees: capacity and staleness are checked before every launch; a call that raises has launched
+nothing, or says what it left; host mirror and device position agree after every call. A replay is
+one comparison, one launch and one addition on the host. Not locked.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from graphcore.decode import checks, prompt
+from graphcore.decode.cache_state import refuse_inside_capture
+from graphcore.decode.captured_step import CapturedStep, capture_step
+from graphcore.decode.ending import EosIds, cut_after_end, end_ids
+from graphcore.decode.sampling import Sampling
+from graphcore.decode.sizes import check_positive
+from graphcore.decode.static_cache import StaticKVCache
+from graphcore.decode.step import DecodeStep
+from graphcore.driver import Driver
+from graphcore.errors import CapacityError, ConfigurationError, LifecycleError
+from graphcore.executable import Graph, GraphExec
+from graphcore.interop import choose_driver
+
+_log = logging.getLogger("graphcore")
+
+
+class CUDAGraphAR:
+    """Autoregressive decoding of a decoder-only transformers model through one captured graph.
+
+    ``capture(input_ids)`` forwards a prompt and captures the step; each ``replay()`` after it
+    returns the next token. ``generate`` and ``stream`` do all of it. Call order that makes no sense
+    raises :class:`LifecycleError`; ``close()`` is final.
+
+    Args:
+        model: A transformers causal language model on one device; in training mode only where that
+            changes nothing.
+        cache: A :class:`StaticKVCache` that fits it; None makes one.
+        max_seq_len: Capacity of the cache that is made; None: the model's
+            ``max_position_embeddings``.
+        batch_size: Rows of the cache that is made; None: 1.
+        sampling: How a token is chosen; None: greedy.
+        driver: Where the graph lives; None: the one for the model's device.
+        capture: False decodes eagerly, with the same cache and the same step.
+
+    Raises:
+        ConfigurationError: A model, a size or a driver that cannot work.
+        CacheTypeError: A cache that is not static.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        cache: Any = None,
+        *,
+        max_seq_len: int | None = None,
+        batch_size: int | None = None,
+        sampling: Sampling | None = None,
+        driver: Driver | None = None,
+        capture: bool = True,
+    ) -> None:
+        refuse_inside_capture("CUDAGraphAR")
+        checks.check_model(model)
+        if sampling is not None and not isinstance(sampling, Sampling):
+            raise ConfigurationError(f"sampling: expected Sampling or None, got {sampling!r}")
+        self.model = model
+        self.cache = checks.cache_for(model, cache, max_seq_len, batch_size)
+        self.driver = driver if driver is not None else choose_driver(self.cache.position)
+        checks.check_driver(self.driver, self.cache.device)
+        self.captures = 0
+        self._step = DecodeStep(model, self.cache)
+        self._captured: CapturedStep | None = None
+        self._stale: str | None = None
+        self._eager_because = None if capture else "capture=False"
+        self._state = self.cache._state
+        self._token = self._step.token
+        self._generation = 0
+        self._closed = False
+        self._launch: Callable[[], object] = self._run_eagerly
+        self._limit = -1
+        self._disarm("expected a prompt first: call capture(input_ids)")
+        self.cache.watch(self)
+
+    # ---- what it holds --------------------------------------------------------------------------
+
+    @property
+    def graph(self) -> Graph | None:
+        """The captured step; None before the first capture and where decoding is eager."""
+        return self._captured.graph if self._captured else None
+
+    @property
+    def executable(self) -> GraphExec | None:
+        """What replays launch; None where there is no graph."""
+        return self._captured.executable if self._captured else None
+
+    @property
+    def execution(self) -> str:
+        """How tokens are decoded: "graph" or "eager"."""
+        return "eager" if self._eager_reason() else "graph"
+
+    @property
+    def reason(self) -> str:
+        """Why :attr:`execution` is what it is."""
+        return self._eager_reason() or f"the step is captured on the {self.driver.name} driver"
+
+    @property
+    def logits(self) -> torch.Tensor:
+        """Static ``[batch, vocabulary]``: of the last forward. The next step overwrites it."""
+        return self._step.logits
+
+    @property
+    def token(self) -> torch.Tensor:
+        """Static int64 ``[batch]``: the last step's token. The next step overwrites it."""
+        return self._token
+
+    @property
+    def position(self) -> torch.Tensor:
+        """0-d int64 on the device: the slot the next token takes."""
+        return self.cache.position
+
+    def named_tensors(self) -> dict[str, torch.Tensor]:
+        """Every static tensor that the step reads or writes, by name (weights left out)."""
+        return {**self.cache.named_tensors(), **self._step.named_tensors()}
+
+    # ---- capture and replay ---------------------------------------------------------------------
+
+    def capture(self, input_ids: torch.Tensor) -> None:
+        """Forwards a prompt behind what the cache holds, and captures the step the first time.
+
+        Afterwards ``cache.seen_tokens`` has grown by the prompt's length. Later prompts, of any
+        length that fits, reuse the graph.
+
+        Args:
+            input_ids: int64 ``[batch, tokens]`` on the model's device.
+
+        Raises:
+            ConfigurationError: An empty prompt, a wrong shape, dtype, device, batch or id.
+            CapacityError: The prompt does not fit.
+            CaptureError: The step cannot be captured; the cache is as before.
+            LifecycleError: The runner is closed.
+        """
+        self._require_open()
+        refuse_inside_capture("capture()")
+        ids = prompt.check_prompt(self.model, self.cache, input_ids)
+        prompt.check_prompt_fits(self.cache, self.cache.seen_tokens, ids.shape[1])
+        self._begin(ids)
+
+    def replay(self, token: int | torch.Tensor | None = None) -> torch.Tensor:
+        """Decodes one token.
+
+        Args:
+            token: What to feed instead of choosing: an id of the vocabulary, or ids ``[batch]`` on
+                the device (not checked there, but clamped) or on the host.
+
+        Returns:
+            The static int64 tensor ``[batch]`` with the token of this step; the next step
+            overwrites it.
+
+        Raises:
+            CapacityError: The cache is full; nothing was launched.
+            StaleGraphError: A captured buffer was replaced; names it; nothing was launched.
+            LifecycleError: No prompt yet, or closed.
+        """
+        if token is not None:
+            return self._replay_forced(token)
+        state = self._state
+        seen = state.seen
+        if seen is None or seen >= self._limit:
+            seen = self._checked_seen()
+        try:
+            self._launch()
+            state.seen = seen + 1
+        except BaseException as error:
+            self._after_failure(error, seen)
+            raise
+        return self._token
+
+    def generate(
+        self,
+        input_ids: torch.Tensor,
+        max_new_tokens: int,
+        eos_token_id: EosIds = None,
+        pad_token_id: int | None = None,
+        *,
+        num_beams: int = 1,
+        poll_every: int = 16,
+        keep_cache: bool = False,
+    ) -> torch.Tensor:
+        """Decodes up to ``max_new_tokens``, as transformers' greedy ``generate`` does.
+
+        Args:
+            input_ids: int64 ``[batch, tokens]`` on the model's device.
+            max_new_tokens: At least 1; prompt and new tokens must fit.
+            eos_token_id: Ids that end a row; None: what the model's generation config says; an
+                empty sequence: nothing ends a row.
+            pad_token_id: What a finished row repeats; None: the generation config's, else the
+                first end-of-sequence id.
+            num_beams: Only 1; beam search is refused.
+            poll_every: Steps between two looks at whether all rows have finished; a look waits for
+                the device.
+            keep_cache: Continue behind what the cache holds, instead of emptying it first.
+
+        Returns:
+            int64 ``[batch, prompt + new]``, a tensor of its own.
+
+        Raises:
+            ConfigurationError, CapacityError, CaptureError, LifecycleError: As :meth:`capture`;
+                nothing was launched.
+        """
+        checks.check_beams(num_beams)
+        check_positive("poll_every", poll_every)
+        start, eos = self._start(
+            input_ids, max_new_tokens, eos_token_id, pad_token_id, keep_cache=keep_cache
+        )
+        for count in range(1, max_new_tokens + 1):
+            self.replay()
+            if eos and count % poll_every == 0 and bool(self._step.finished.all()):
+                break
+        self._step.set_eos((), 0)
+        ids = self._step.history[:, start : self.cache.seen_tokens].clone()
+        return cut_after_end(ids, input_ids.shape[1], eos)
+
+    def stream(
+        self,
+        input_ids: torch.Tensor,
+        max_new_tokens: int,
+        eos_token_id: EosIds = None,
+        pad_token_id: int | None = None,
+        *,
+        keep_cache: bool = False,
+    ) -> Iterator[torch.Tensor]:
+        """As :meth:`generate`, one token at a time.
+
+        Checks, prompt and capture happen in this call; each ``next`` decodes one token and waits
+        for it. ``int(ids)`` is the id where the batch is 1.
+
+        Returns:
+            An iterator of int64 ``[batch]`` on the host, each a tensor of its own. It ends after
+            ``max_new_tokens``, or once all rows have finished.
+        """
+        _, eos = self._start(
+            input_ids, max_new_tokens, eos_token_id, pad_token_id, keep_cache=keep_cache
+        )
+        return self._tokens(max_new_tokens, eos, self._generation)
+
+    def close(self) -> None:
+        """Gives graph and executable back; final. The cache and the model stay the caller's."""
+        if self._closed:
+            return
+        self._closed = True
+        self._disarm("the runner is closed")
+        self.cache.unwatch(self)
+        if self._captured is not None:
+            captured, self._captured = self._captured, None
+            captured.close()
+
+    def __enter__(self) -> CUDAGraphAR:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # ---- what the cache tells -------------------------------------------------------------------
+
+    def cache_changed(self, reason: str) -> None:
+        """A captured buffer was replaced: every later replay raises, naming it."""
+        self._stale = reason
+        if self._captured is not None:
+            self._captured.executable.mark_stale(reason)
+
+    @property
+    def holds_graph(self) -> bool:
+        """Whether a graph with the cache's addresses exists."""
+        return self._captured is not None
+
+    def cache_was_emptied(self, reason: str) -> None:
+        """The logits belong to nothing any more; a forced token may continue from here."""
+        can_force = self._step.has_logits
+        self._disarm(f"{reason}: expected a prompt, or a forced token")
+        self._may_force = can_force
+
+    # ---- inside ---------------------------------------------------------------------------------
+
+    def _eager_reason(self) -> str | None:
+        if os.environ.get("GRAPHCORE_DISABLE") == "1":
+            return "GRAPHCORE_DISABLE=1"
+        return self._eager_because
+
+    def _start(
+        self,
+        input_ids: torch.Tensor,
+        max_new_tokens: int,
+        eos_token_id: EosIds,
+        pad_token_id: int | None,
+        *,
+        keep_cache: bool,
+    ) -> tuple[int, tuple[int, ...]]:
+        """Checks everything, then forwards the prompt; (first slot, end-of-sequence ids)."""
+        self._require_open()
+        refuse_inside_capture("generate()")
+        ids = prompt.check_prompt(self.model, self.cache, input_ids)
+        start = self.cache.seen_tokens if keep_cache else 0
+        prompt.check_budget(self.cache, start, ids.shape[1], max_new_tokens)
+        eos, pad = end_ids(self.model, eos_token_id, pad_token_id)
+        if not keep_cache:
+            self.cache.reset()
+        self._begin(ids)
+        self._step.set_eos(eos, pad)
+        return start, eos
+
+    def _begin(self, ids: torch.Tensor) -> None:
+        """Forwards a checked prompt, captures if need be, and arms ``replay``."""
+        self._generation += 1
+        start = self.cache.seen_tokens
+        self.cache.taken_over(self)
+        self._disarm("the last prompt failed: capture another one")
+        try:
+            with torch.no_grad():
+                self._step.set_eos((), 0)
+                self._step.prefill(ids)
+            if self._eager_reason() is None and (self._captured is None or self._stale):
+                self._capture_step()
+        except BaseException as error:
+            _rewind(self.cache, start, error)
+            raise
+        self._arm()
+
+    def _capture_step(self) -> None:
+        if self._captured is not None:
+            _log.info("capturing the decode step again: %s", self._stale)
+            self._captured.close()
+            self._captured = None
+        self._captured = capture_step(self._step, self.model, self.cache, self.driver)
+        self._stale = None
+        self.captures += 1
+        _log.info("captured the decode step on driver %s", self.driver.name)
+
+    def _arm(self) -> None:
+        why_eager = self._eager_reason()
+        if self._captured is None or why_eager is not None:
+            _log.info("decoding eagerly: %s", why_eager)
+            self._launch = self._run_eagerly
+        else:
+            self._launch = self._captured.executable.launch
+        self._limit = self.cache.max_seq_len
+        self._may_force = False
+
+    def _disarm(self, why: str) -> None:
+        self._limit = -1
+        self._why_not = why
+        self._may_force = False
+
+    def _run_eagerly(self) -> None:
+        with torch.no_grad():
+            self._step.run()
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise LifecycleError("the runner is closed: expected an open one")
+
+    def _checked_seen(self) -> int:
+        """The number of held tokens, if one more may be decoded."""
+        if self._limit < 0:
+            raise LifecycleError(f"replay: {self._why_not}")
+        seen = self.cache.seen_tokens
+        if seen >= self._limit:
+            raise CapacityError(
+                f"replay: max_seq_len is {self._limit} tokens and {seen} are held; one more needs "
+                f"{seen + 1}. Nothing was launched"
+            )
+        return seen
+
+    def _replay_forced(self, token: int | torch.Tensor) -> torch.Tensor:
+        if self._limit < 0 and self._may_force:
+            self._arm()
+        self._checked_seen()
+        self._step.force(prompt.check_token(self.model, self.cache, token))
+        try:
+            return self.replay()
+        except BaseException:
+            self._step.forget_forced()
+            raise
+
+    def _after_failure(self, error: BaseException, seen: int) -> None:
+        """Finds out what a failed or interrupted step has done."""
+        try:
+            position = int(self.cache.position.item())
+        except Exception as second:  # the context may be lost
+            self._disarm(f"the last step failed: {error}")
+            error.add_note(f"the position could not be read afterwards: {second}")
+            return
+        self._state.seen = position
+        if position != seen:
+            # K and V are written and the position moved, but the logits may be half done
+            self._disarm("the last step was interrupted: capture a prompt, or generate")
+
+    def _tokens(
+        self, max_new_tokens: int, eos: tuple[int, ...], generation: int
+    ) -> Iterator[torch.Tensor]:
+        finished = torch.zeros(self.cache.batch_size, dtype=torch.bool)
+        ends = torch.tensor(eos, dtype=torch.int64)
+        for _ in range(max_new_tokens):
+            if generation != self._generation:
+                raise LifecycleError("stream: another generation has begun on this runner")
+            ids = self.replay().to("cpu", copy=True)
+            yield ids
+            finished |= torch.isin(ids, ends)
+            if bool(finished.all()):
+                break
+        # not in a finally: a forgotten iterator may be collected while something is captured
+        if generation == self._generation:
+            self._step.set_eos((), 0)
+
+
+def _rewind(cache: StaticKVCache, start: int, error: BaseException) -> None:
+    """Empties the slots from ``start`` on again; a second failure becomes a note on the first."""
+    try:
+        cache.rewind(start)
+    except Exception as second:
+        error.add_note(f"while emptying the cache again: {second}")

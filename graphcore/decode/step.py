@@ -1,0 +1,139 @@
+"""The decode step and its static tensors: what a captured graph runs for each token.
+
+Legend: B rows, V vocabulary, S slots of the cache. A step chooses (the forced token, else from the
+logits of the step before), writes the token, forwards it, and the cache advances the position. All
+it reads and writes has a fixed address; nothing in it depends on a host number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from graphcore.decode import transformers_compat as compat
+from graphcore.decode.prompt import vocabulary_size
+from graphcore.decode.static_cache import StaticKVCache
+from graphcore.errors import ConfigurationError, LifecycleError
+
+_no_token = -1
+_most_eos_ids = 16
+
+
+class DecodeStep:
+    """Static buffers of one runner, and the functions over them. Call them without gradients.
+
+    Attributes:
+        token: int64 ``[B]``, the token of the last step.
+        finished: bool ``[B]``, rows that have chosen an end-of-sequence id.
+        history: int64 ``[B, S]``, the token whose K/V each slot holds.
+    """
+
+    def __init__(self, model: Any, cache: StaticKVCache) -> None:
+        rows, slots, device = cache.batch_size, cache.max_seq_len, cache.device
+        self._model = model
+        self._cache = cache
+        self._logits: torch.Tensor | None = None
+        self._last_id = vocabulary_size(model) - 1
+        self._slots = torch.arange(slots, device=device)
+        self._forced = torch.full((rows,), _no_token, device=device)
+        self._eos = torch.full((_most_eos_ids,), _no_token, device=device)
+        self._pad = torch.zeros((), dtype=torch.int64, device=device)
+        self.token = torch.zeros(rows, dtype=torch.int64, device=device)
+        self.finished = torch.zeros(rows, dtype=torch.bool, device=device)
+        self.history = torch.zeros((rows, slots), dtype=torch.int64, device=device)
+
+    @property
+    def logits(self) -> torch.Tensor:
+        """``[B, V]`` of the last forward; one address for the life of the step."""
+        if self._logits is None:
+            raise LifecycleError("logits: expected a prompt first: call capture(input_ids)")
+        return self._logits
+
+    @property
+    def has_logits(self) -> bool:
+        """Whether a prompt was forwarded, which is when the logits get their address."""
+        return self._logits is not None
+
+    def prefill(self, input_ids: torch.Tensor) -> None:
+        """Forwards a prompt ``[B, tokens]`` eagerly behind what the cache holds."""
+        start = self._cache.seen_tokens
+        logits = self._forward(input_ids)
+        if self._logits is None:
+            self._logits = torch.empty_like(logits)
+        self._logits.copy_(logits)
+        self.history[:, start : start + input_ids.shape[1]] = input_ids
+
+    def run(self) -> None:
+        """One step. This is what is captured."""
+        logits = self.logits
+        chosen = torch.where(self.finished, self._pad, logits.argmax(dim=-1))
+        chosen = torch.where(self._forced >= 0, self._forced, chosen)
+        self.token.copy_(chosen)
+        self._forced.fill_(_no_token)
+        self.finished.logical_or_((chosen[:, None] == self._eos).any(dim=1))
+        # before the forward: its last layer advances the position
+        self.history.index_copy_(1, self._cache.position.view(1), chosen[:, None])
+        logits.copy_(self._forward(chosen[:, None]))
+
+    def force(self, token: int | torch.Tensor) -> None:
+        """Makes the next step take ``token`` (checked) instead of choosing."""
+        if isinstance(token, int):
+            self._forced.fill_(token)
+        else:
+            # an id on a device was not checked: outside the vocabulary it would end the context
+            self._forced.copy_(token.clamp(0, self._last_id))
+
+    def forget_forced(self) -> None:
+        """Takes back :meth:`force`."""
+        self._forced.fill_(_no_token)
+
+    def set_eos(self, eos_ids: Sequence[int], pad_id: int) -> None:
+        """Begins a generation: no row is finished; these ids finish one, which then takes pads."""
+        if len(eos_ids) > _most_eos_ids:
+            raise ConfigurationError(
+                f"eos_token_id: expected at most {_most_eos_ids} ids, got {len(eos_ids)}"
+            )
+        filled = [*eos_ids, *[_no_token] * (_most_eos_ids - len(eos_ids))]
+        self._eos.copy_(torch.tensor(filled))
+        self._pad.fill_(pad_id)
+        self.finished.zero_()
+        self.forget_forced()
+
+    def named_tensors(self) -> dict[str, torch.Tensor]:
+        """Every static tensor of the step by the name reports use."""
+        return {
+            "logits": self.logits,
+            "token": self.token,
+            "forced token": self._forced,
+            "finished rows": self.finished,
+            "eos ids": self._eos,
+            "pad id": self._pad,
+            "history": self.history,
+            "slot numbers": self._slots,
+        }
+
+    def saved(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """(tensor, copy) of all that a step changes outside the cache, for :meth:`restore`."""
+        changed = (self.logits, self.token, self._forced, self.finished, self.history)
+        return [(tensor, tensor.clone()) for tensor in changed]
+
+    @staticmethod
+    def restore(saved: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        """Puts back what :meth:`saved` copied."""
+        for tensor, copy in saved:
+            tensor.copy_(copy)
+
+    def _forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """Logits ``[B, V]`` of the last of ``input_ids [B, tokens]``, masked on the device."""
+        rows, tokens = input_ids.shape
+        positions = self._cache.position + self._slots[:tokens]
+        visible = self._slots <= positions[:, None]
+        return compat.forward_logits(
+            self._model,
+            input_ids,
+            position_ids=positions.expand(rows, tokens),
+            mask=compat.attention_mask(self._model, visible.expand(rows, 1, tokens, -1)),
+            cache=self._cache,
+        )
