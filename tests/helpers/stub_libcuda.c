@@ -61,8 +61,8 @@ static int entry(const char *name) {
     seen[seen_count].name = strdup(name);
     return seen_count++;
 }
-static int enter(const char *name) {
-    int i = entry(name), code = seen[i].fail;
+static int enter(const char *name, int *slot) {
+    int i = *slot >= 0 ? *slot : (*slot = entry(name)), code = seen[i].fail;
     seen[i].calls++;
     seen[i].fail = 0;
     return code;
@@ -74,7 +74,8 @@ __attribute__((constructor)) static void begin(void) {
 }
 void stub_set(int version, int device_count) { driver_version = version; devices = device_count; }
 
-#define ENTER do { int code_ = enter(__func__); if (code_) return code_; } while (0)
+#define ENTERED ({ static int slot_ = -1; enter(__func__, &slot_); })
+#define ENTER do { int code_ = ENTERED; if (code_) return code_; } while (0)
 #define CALL(name, ...) int name(__VA_ARGS__)
 #define NOTHING(name, ...) CALL(name, __VA_ARGS__) { ENTER; return 0; }
 
@@ -413,7 +414,7 @@ CALL(cuStreamBeginCaptureToGraph, Stream *stream, Graph *graph, Node **nodes, Ed
     return 0;
 }
 CALL(cuStreamEndCapture, Stream *stream, Graph **graph) {
-    int code = enter(__func__);
+    int code = ENTERED;
     stream->status = 0;
     *graph = code ? NULL : stream->graph;
     return code;
@@ -447,7 +448,7 @@ CALL(cuThreadExchangeStreamCaptureMode, int *mode) {
 typedef struct { uint64_t flags; H upload; Node *node; int result; } Instantiate;
 typedef struct { int result; Node *node, *from; } UpdateInfo;
 CALL(cuGraphInstantiateWithParams, Graph **exec, Graph *graph, Instantiate *params) {
-    int code = enter(__func__);
+    int code = ENTERED;
     params->node = code ? graph->nodes[0] : NULL;
     params->result = code ? 4 : 0;
     if (!code) *exec = copy_graph(graph);

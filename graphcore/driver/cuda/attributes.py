@@ -6,10 +6,11 @@ programmatic launch asks for is a property of the node's incoming edges.
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
-from graphcore.driver.cuda.check import ask, error_of
-from graphcore.driver.cuda.versions import cuda
+from graphcore.driver.cuda.check import error_of
+from graphcore.driver.cuda.versions import EntryPoints, cuda, result_of
 from graphcore.driver.records import LaunchConfig
 
 _id = cuda.CUlaunchAttributeID
@@ -17,6 +18,11 @@ _CLUSTER = _id.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
 _COOPERATIVE = _id.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
 _PRIORITY = _id.CU_LAUNCH_ATTRIBUTE_PRIORITY
 _PROGRAMMATIC = _id.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+_READ = (int(_CLUSTER), int(_COOPERATIVE), int(_PRIORITY))
+_AttributeValue = ctypes.c_int * 16  # CUlaunchAttributeValue: a union of 64 bytes
+
+NodeAttributes = tuple[tuple[int, int, int], bool, int | None]
+"""(cluster, cooperative, priority)."""
 
 
 def launch_attributes(config: LaunchConfig) -> list[Any]:
@@ -42,19 +48,25 @@ def launch_attributes(config: LaunchConfig) -> list[Any]:
     return found
 
 
-def read_attributes(node: Any) -> tuple[tuple[int, int, int], bool, int | None]:
-    """(cluster, cooperative, priority) of a kernel node; priority 0, the default, reads as None."""
-    cluster = ask(cuda.cuGraphKernelNodeGetAttribute, node, _CLUSTER).clusterDim
-    size = (int(cluster.x) or 1, int(cluster.y) or 1, int(cluster.z) or 1)
-    cooperative = ask(cuda.cuGraphKernelNodeGetAttribute, node, _COOPERATIVE).cooperative
-    priority = ask(cuda.cuGraphKernelNodeGetAttribute, node, _PRIORITY).priority
-    return size, bool(cooperative), int(priority) or None
+def read_attributes(entry_points: EntryPoints, node: int) -> NodeAttributes:
+    """The attributes of a kernel node; priority 0, the default, reads as None."""
+    value = _AttributeValue()
+    address = ctypes.addressof(value)
+    found = []
+    for number in _READ:
+        code = entry_points.kernel_attribute(node, number, address)
+        if code:
+            raise error_of(result_of(code), "cuGraphKernelNodeGetAttribute", node=node)
+        found.append(value[:3])
+    cluster, (cooperative, *_), (priority, *_) = found
+    # a node that asked for no cluster says 0 or 1
+    return (cluster[0] or 1, cluster[1] or 1, cluster[2] or 1), bool(cooperative), priority or None
 
 
 def write_attributes(
     node: Any,
     config: LaunchConfig,
-    current: tuple[tuple[int, int, int], bool, int | None],
+    current: NodeAttributes,
 ) -> None:
     """Gives a kernel node the attributes of ``config`` that differ from ``current``.
 

@@ -108,6 +108,9 @@ class GraphCalls(CudaCalls):
 
     @in_context
     def node_kind(self, node: NodeHandle) -> NodeKind:
+        return self._kind(node)
+
+    def _kind(self, node: NodeHandle) -> NodeKind:
         code, number = node_type_number(node)
         if code:
             raise error_of(code, "cuGraphNodeGetType")

@@ -7,11 +7,12 @@ is ever edited.
 from __future__ import annotations
 
 import ctypes
+import struct
 from collections.abc import Iterable
 from typing import Any
 
 from graphcore.driver.codes import cuda_error
-from graphcore.driver.cuda.attributes import read_attributes, write_attributes
+from graphcore.driver.cuda.attributes import NodeAttributes, read_attributes, write_attributes
 from graphcore.driver.cuda.check import ask
 from graphcore.driver.cuda.context import in_context
 from graphcore.driver.cuda.copies import from_memcpy, from_memset, to_memcpy, to_memset
@@ -41,7 +42,10 @@ from graphcore.driver.records import (
     OpaqueParams,
 )
 
-_PLAIN_ATTRIBUTES = ((1, 1, 1), False, None)
+_POINTER_BYTES = 8
+# CUDA_KERNEL_NODE_PARAMS_v2: func, grid, block, shared, kernelParams, extra, kern, ctx
+_KERNEL_PARAMS = struct.Struct("=Q7I4x4Q")
+_PLAIN_ATTRIBUTES: NodeAttributes = ((1, 1, 1), False, None)
 _PROGRAMMATIC_EDGE = (1, 0, 1)  # from the programmatic port, type programmatic
 _FORMS = {
     "if": cuda.CUgraphConditionalNodeType.CU_GRAPH_COND_TYPE_IF,
@@ -145,7 +149,7 @@ class NodeCalls(GraphCalls, FunctionCalls):
 
     @in_context
     def node_params(self, node: NodeHandle) -> NodeParams:
-        kind = self.node_kind(node)
+        kind = self._kind(node)
         match kind:
             case NodeKind.KERNEL:
                 return self._read_kernel(node)
@@ -159,18 +163,21 @@ class NodeCalls(GraphCalls, FunctionCalls):
 
     def _read_kernel(self, node: NodeHandle) -> KernelParams:
         found = ask(cuda.cuGraphKernelNodeGetParams, node)
-        function = int(found.func) or int(ask(cuda.cuKernelGetFunction, found.kern))
-        cluster, cooperative, priority = read_attributes(node)
+        # read as one block: each field of the bindings' object costs as much as the call
+        fields = _KERNEL_PARAMS.unpack(ctypes.string_at(found.getPtr(), _KERNEL_PARAMS.size))
+        function, gx, gy, gz, bx, by, bz, shared, pointers, extra, library_kernel, _ = fields
+        function = function or int(ask(cuda.cuKernelGetFunction, library_kernel))
+        cluster, cooperative, priority = read_attributes(self._entry_points, node)
         config = LaunchConfig(
-            grid=(int(found.gridDimX), int(found.gridDimY), int(found.gridDimZ)),
-            block=(int(found.blockDimX), int(found.blockDimY), int(found.blockDimZ)),
-            shared_bytes=int(found.sharedMemBytes),
+            grid=(gx, gy, gz),
+            block=(bx, by, bz),
+            shared_bytes=shared,
             cluster=cluster,
             cooperative=cooperative,
             priority=priority,
         )
         layout = self._layout(function)
-        arguments = _read_arguments(int(found.kernelParams), int(found.extra), layout)
+        arguments = _read_arguments(pointers, extra, layout)
         return KernelParams(FunctionHandle(function), config, arguments)
 
     def _read_conditional(self, node: NodeHandle) -> ConditionalParams | OpaqueParams:
@@ -202,14 +209,14 @@ class NodeCalls(GraphCalls, FunctionCalls):
 
     def _set_kernel(self, node: NodeHandle, params: KernelParams) -> None:
         built, _keep = self.kernel_node(params)
-        current = read_attributes(node)
+        current = read_attributes(self._entry_points, node)
         write_attributes(node, params.config, current)
         try:
             ask(cuda.cuGraphKernelNodeSetParams, node, built)
         except BaseException:
             cluster, cooperative, priority = current
             before = LaunchConfig((1, 1, 1), (1, 1, 1), 0, cluster, cooperative, priority)
-            write_attributes(node, before, read_attributes(node))
+            write_attributes(node, before, read_attributes(self._entry_points, node))
             raise
 
     # ---- building structures ------------------------------------------------------------------
@@ -278,9 +285,10 @@ def _read_arguments(pointers: int, extra: int, layout: Layout) -> tuple[bytes, .
     if not layout:
         return ()
     if pointers:
-        addresses = (ctypes.c_void_p * len(layout)).from_address(pointers)
+        listed = ctypes.string_at(pointers, len(layout) * _POINTER_BYTES)
+        addresses = struct.unpack(f"={len(layout)}Q", listed)
         pairs = zip(addresses, layout, strict=True)
-        return tuple(ctypes.string_at(address or 0, size) for address, (_, size) in pairs)
+        return tuple([ctypes.string_at(address, size) for address, (_, size) in pairs])
     buffer = _extra_buffer(extra)
     return tuple(ctypes.string_at(buffer + offset, size) for offset, size in layout)
 
@@ -288,14 +296,13 @@ def _read_arguments(pointers: int, extra: int, layout: Layout) -> tuple[bytes, .
 def _extra_buffer(extra: int) -> int:
     """The address of the packed arguments in a launch's ``extra`` list of (name, value) pairs."""
     end, buffer_pointer = 0, 1  # CU_LAUNCH_PARAM_END, CU_LAUNCH_PARAM_BUFFER_POINTER
-    width = ctypes.sizeof(ctypes.c_void_p)
     while extra:
         name, value = (ctypes.c_void_p * 2).from_address(extra)
         if (name or end) == end:
             break
         if name == buffer_pointer:
             return value or 0
-        extra += 2 * width
+        extra += 2 * _POINTER_BYTES
     raise cuda_error(
         "CUDA_ERROR_NOT_SUPPORTED",
         "cuGraphKernelNodeGetParams",

@@ -8,6 +8,9 @@ versions lack or answer wrongly. Three kinds of difference are known:
   ``cuGraphExecUpdate`` of all of them drops the reason of a refusal: both are called through their
   entry points instead;
 * ``cuGraphNodeGetParams`` came with CUDA 13.2, in the bindings and in the driver.
+
+One call more goes past the bindings for its price: reading the attributes of a thousand kernel
+nodes, which they answer with three layers of view objects.
 """
 
 from __future__ import annotations
@@ -81,6 +84,9 @@ class EntryPoints:
         )
         self.edges = _entry_point(
             "cuGraphGetEdges", 13000, pointer, pointer, pointer, pointer, count
+        )
+        self.kernel_attribute = _entry_point(
+            "cuGraphKernelNodeGetAttribute", 11080, pointer, ctypes.c_int, pointer
         )
         self.has_node_params = version >= 13020 and hasattr(cuda, "cuGraphNodeGetParams")
 
