@@ -114,10 +114,11 @@ class StaticLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is unt
     def get_seq_length(self) -> int | torch.Tensor:
         """Tokens held; the device position where a graph or a compiled region is being made.
 
-        There a host number would be baked in, and every replay would see the same length.
+        There a host number would be baked in, and every replay would see the same length. It is a
+        copy: the position itself moves when the step's last layer is written.
         """
         if torch.compiler.is_compiling() or is_capturing():
-            return self._state.position
+            return self._state.position.clone()
         return self._state.known_seen()
 
     def get_max_length(self) -> int:
