@@ -132,6 +132,9 @@ def packed_arguments_of_other_libraries_are_read():
     layout = ((0, 8), (8, 8), (16, 4))
     assert _read_arguments(0, ctypes.addressof(extra), layout) == arguments(11, 12, 13)
     assert _read_arguments(0, 0, ()) == ()
+    apart = [ctypes.create_string_buffer(data, 64) for data in arguments(11, 12, 13)]
+    pointers = (ctypes.c_void_p * 3)(*map(ctypes.addressof, apart))
+    assert _read_arguments(ctypes.addressof(pointers), 0, layout) == arguments(11, 12, 13)
     raises("CUDA_ERROR_NOT_SUPPORTED", _read_arguments, 0, 0, layout)
 
 

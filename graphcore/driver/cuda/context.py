@@ -38,7 +38,7 @@ class PrimaryContext:
                 f"driver 'cuda': expected a device ordinal in 0..{count - 1}, got {ordinal}"
             )
         self.device = ask(cuda.cuDeviceGet, ordinal)
-        self.object = _retain(ordinal, self.device)
+        self.object = _retain(ordinal)
         self.handle = int(self.object)
         self.id = int(ask(cuda.cuCtxGetId, self.object))
 
@@ -52,8 +52,8 @@ class PrimaryContext:
 
 
 @functools.cache
-def _retain(ordinal: int, device: Any) -> Any:
-    return ask(cuda.cuDevicePrimaryCtxRetain, device)
+def _retain(ordinal: int) -> Any:
+    return ask(cuda.cuDevicePrimaryCtxRetain, ask(cuda.cuDeviceGet, ordinal))
 
 
 def _initialize() -> int:

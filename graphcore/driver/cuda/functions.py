@@ -66,6 +66,9 @@ class FunctionCalls(CudaCalls):
             context=self._context.id,
         )
 
+    def kernel_of(self, function: FunctionHandle) -> Kernel | None:
+        return next((kernel for kernel, at in self._functions.items() if at == function), None)
+
     @in_context
     def launch(
         self,

@@ -287,10 +287,15 @@ def _read_arguments(pointers: int, extra: int, layout: Layout) -> tuple[bytes, .
     if pointers:
         listed = ctypes.string_at(pointers, len(layout) * _POINTER_BYTES)
         addresses = struct.unpack(f"={len(layout)}Q", listed)
-        pairs = zip(addresses, layout, strict=True)
-        return tuple([ctypes.string_at(address, size) for address, (_, size) in pairs])
-    buffer = _extra_buffer(extra)
-    return tuple(ctypes.string_at(buffer + offset, size) for offset, size in layout)
+        pairs = list(zip(addresses, layout, strict=True))
+        start = addresses[0]
+        if any(address - start != offset for address, (offset, _) in pairs):
+            return tuple([ctypes.string_at(address, size) for address, (_, size) in pairs])
+    else:
+        start = _extra_buffer(extra)
+    # the arguments lie as the kernel takes them: one block, cut up here
+    block = ctypes.string_at(start, layout[-1][0] + layout[-1][1])
+    return tuple([block[offset : offset + size] for offset, size in layout])
 
 
 def _extra_buffer(extra: int) -> int:
