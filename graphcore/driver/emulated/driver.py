@@ -18,7 +18,7 @@ from graphcore.driver.emulated.calls import Refused, entry, invalid
 from graphcore.driver.emulated.capture import Capture
 from graphcore.driver.emulated.execution import Order
 from graphcore.driver.emulated.faults import Faults
-from graphcore.driver.emulated.functions import Function, check_launch
+from graphcore.driver.emulated.functions import Function, KernelOperation, check_launch
 from graphcore.driver.emulated.graph import Payload
 from graphcore.driver.emulated.graph_calls import GraphCalls
 from graphcore.driver.emulated.machine import Machine
@@ -268,6 +268,11 @@ class EmulatedDriver(GraphCalls):
     def function_info(self, function: FunctionHandle) -> FunctionInfo:
         found = self._machine.functions.find(function)
         return found.info(self._machine.contexts[found.device])
+
+    @entry("cuFuncGetParamInfo")
+    def kernel_of(self, function: FunctionHandle) -> Kernel | None:
+        operation = self._machine.functions.find(function).operation
+        return operation.kernel if isinstance(operation, KernelOperation) else None
 
     @entry("cuLaunchKernelEx")
     def launch(

@@ -25,12 +25,12 @@ class KernelOperation:
     """A :class:`graphcore.driver.Kernel` as an operation: its Python reference over NumPy views."""
 
     def __init__(self, kernel: Kernel) -> None:
-        self._kernel = kernel
+        self.kernel = kernel
         self.name = kernel.name
         self.layout = layout_of([parameter.size for parameter in kernel.parameters])
 
     def run(self, config: LaunchConfig, arguments: Sequence[bytes]) -> None:
-        self._kernel.run_reference(config, arguments)
+        self.kernel.run_reference(config, arguments)
 
 
 def layout_of(sizes: Sequence[int]) -> tuple[tuple[int, int], ...]:
