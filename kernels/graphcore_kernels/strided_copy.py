@@ -1,0 +1,207 @@
+"""``strided_copy``: the launcher of the strided copy kernels. It checks, chooses and launches.
+
+A copy is checked whole before anything is launched; one that raises has written nothing. Planning
+is remembered by shapes, strides and alignment (copy_plan.py).
+"""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from graphcore.driver import Driver, Kernel, kernel
+from graphcore.driver.records import LaunchConfig
+from graphcore.errors import ConfigurationError
+from graphcore.resources.tensors import TensorRef, describe
+from graphcore_kernels._drivers import Place, choose_driver, choose_place
+from graphcore_kernels._module import load, load_through_cupy, read_source
+from graphcore_kernels._overlap import overlap
+from graphcore_kernels.copy_plan import (
+    WIDEST_WORD,
+    CopyClass,
+    CopyForm,
+    CopyLayout,
+    dims_bytes,
+    lay_out,
+)
+from graphcore_kernels.strided_copy_reference import reference
+
+_THREADS = 256
+# blocks a multiprocessor: what is resident at once, so that no block waits for another
+_BLOCKS = {
+    CopyClass.CONTIGUOUS: 4,
+    CopyClass.ROWS: 8,
+    CopyClass.TRANSPOSE: 8,
+    CopyClass.SHORT_INNER: 8,
+    CopyClass.GENERAL: 8,
+}
+_ITEMSIZES = (1, 2, 4, 8, 16)
+_multiprocessors: weakref.WeakKeyDictionary[Driver, int] = weakref.WeakKeyDictionary()
+
+
+@dataclass(frozen=True, slots=True)
+class CopyPlan:
+    """One copy, checked and chosen; launch it as often as the two tensors live.
+
+    Args:
+        dst, src: The operands; the plan keeps them alive.
+        layout: How it is done.
+        kernel: The kernel that does it; None where there is nothing to copy.
+        arguments: The kernel's arguments, packed.
+    """
+
+    dst: TensorRef
+    src: TensorRef
+    layout: CopyLayout
+    kernel: Kernel | None
+    arguments: tuple[bytes, ...]
+
+    @property
+    def copy_class(self) -> CopyClass:
+        return self.layout.copy_class
+
+    def config(self, driver: Driver) -> LaunchConfig:
+        """The launch shape on the driver's device: it depends on the class only."""
+        blocks = _BLOCKS[self.copy_class] * _multiprocessors_of(driver)
+        return LaunchConfig((blocks, 1, 1), (_THREADS, 1, 1))
+
+    def launch(self, stream: Any = None) -> None:
+        """Copies on ``stream``, or adds a kernel node where it captures.
+
+        Nothing is allocated or synchronised; no elements means no launch and no node.
+
+        Args:
+            stream: Anything that is a stream; None as for :func:`strided_copy`.
+
+        Raises:
+            CacheTypeError: ``stream`` is no stream.
+            ConfigurationError: The stream, or the capture under way, is another device's.
+            CudaError: The driver refused the launch.
+        """
+        if self.kernel is None:
+            return
+        place: Place = choose_place(stream, (self.dst, self.src))
+        function = load(place.driver, self.kernel)
+        place.driver.launch(function, self.config(place.driver), self.arguments, place.stream)
+
+
+class StridedCopy:
+    """The callable behind :data:`strided_copy`; it holds nothing."""
+
+    def __call__(self, dst: Any, src: Any, stream: Any = None) -> None:
+        """Copies the elements of ``src`` into ``dst``, bit for bit.
+
+        Elements go in row-major order of both shapes, so the shapes may differ (a reshaping copy)
+        as long as they hold as many elements. On a device this is one kernel; in a capture one
+        kernel node, whose launch shape depends on the copy's class and not on its sizes. With no
+        elements nothing is launched and a capture gets no node.
+
+        Args:
+            dst: Tensor to write: any shape and strides that give each element a place of its own.
+                One that requires grad is taken detached.
+            src: Tensor to read, of the same element type and device: any strides, 0 and negative
+                too. Both need at most eight dimensions after neighbouring ones are merged.
+            stream: Anything that is a stream. None: the capture under way on this thread, else
+                torch's or CuPy's current stream where the tensors are theirs, else the legacy
+                stream.
+
+        Raises:
+            CacheTypeError: An operand is no tensor, or ``stream`` no stream.
+            ConfigurationError: Element types, counts or devices differ; ``dst`` is read-only or
+                overlaps itself; the two share memory; more than eight dimensions are left.
+            CudaError: The driver refused the launch.
+        """
+        _plan(dst, src).launch(stream)
+
+    def plan(self, dst: Any, src: Any) -> CopyPlan:
+        """Checks and chooses now, and loads the kernel, so that a capture only launches.
+
+        Args and errors as for the call itself.
+        """
+        plan = _plan(dst, src)
+        if plan.kernel is not None:
+            load(choose_driver((plan.dst, plan.src)), plan.kernel)
+        return plan
+
+    def __repr__(self) -> str:
+        return "strided_copy(dst, src, stream=None)"
+
+
+strided_copy = StridedCopy()
+
+
+@cache
+def copy_kernel(form: CopyForm, word: int, index_bits: int) -> Kernel:
+    """The kernel of one form, word width (bytes) and index width (bits); one object each."""
+    layout = CopyLayout(CopyClass.GENERAL, form, word, index_bits, 0)
+    if form is CopyForm.CONTIGUOUS:
+        sizes = "u64 head, u64 count, u64 tail"
+    elif form is CopyForm.SHARED:
+        sizes = f"u64 count, bytes:{dims_bytes(form, index_bits)} axes, u32 rank"
+    else:
+        sizes = f"u64 count, bytes:{dims_bytes(form, index_bits)} axes, u32 dst_rank, u32 src_rank"
+    return kernel(
+        layout.kernel_name,
+        f"void* dst, const void* src, {sizes}",
+        read_source("strided_copy.cu"),
+        reference(form, word, index_bits),
+        loader=load_through_cupy,
+    )
+
+
+def _plan(dst: Any, src: Any) -> CopyPlan:
+    to = describe(dst, writable=True, name="dst")
+    source = describe(src, name="src")
+    _check_operands(to, source)
+    layout = lay_out(
+        tuple(zip(to.shape, to.strides, strict=True)),
+        tuple(zip(source.shape, source.strides, strict=True)),
+        to.itemsize,
+        to.address % WIDEST_WORD,
+        source.address % WIDEST_WORD,
+    )
+    if layout.copy_class is CopyClass.EMPTY:
+        return CopyPlan(to, source, layout, None, ())
+    _check_apart(to, source)
+    chosen = copy_kernel(layout.form, layout.word, layout.index_bits)
+    arguments = chosen.pack(*layout.arguments(to.address, source.address))
+    return CopyPlan(to, source, layout, chosen, arguments)
+
+
+def _check_operands(dst: TensorRef, src: TensorRef) -> None:
+    if dst.dtype != src.dtype:
+        raise ConfigurationError(f"src.dtype: expected {dst.dtype} as dst has, got {src.dtype}")
+    if dst.itemsize not in _ITEMSIZES:
+        raise ConfigurationError(
+            f"dst.dtype: expected elements of {_ITEMSIZES} bytes, got {dst.itemsize} ({dst.dtype})"
+        )
+    if (dst.device_kind, dst.device) != (src.device_kind, src.device):
+        raise ConfigurationError(
+            f"src.device: expected {dst.device_kind}:{dst.device} as dst, "
+            f"got {src.device_kind}:{src.device}"
+        )
+
+
+def _check_apart(dst: TensorRef, src: TensorRef) -> None:
+    sides = [
+        tuple(
+            (size, stride * ref.itemsize)
+            for size, stride in zip(ref.shape, ref.strides, strict=True)
+        )
+        for ref in (dst, src)
+    ]
+    if overlap(*sides, src.address - dst.address, dst.itemsize):
+        raise ConfigurationError(
+            f"src: expected memory apart from dst (at {dst.address:#x}, shape {dst.shape}, "
+            f"strides {dst.strides}), got memory that shares bytes with it (at {src.address:#x}, "
+            f"shape {src.shape}, strides {src.strides})"
+        )
+
+
+def _multiprocessors_of(driver: Driver) -> int:
+    count = _multiprocessors.get(driver)
+    if count is None:
+        count = _multiprocessors[driver] = driver.device_info().multiprocessors
+    return count
