@@ -191,7 +191,7 @@ def shorten(name: str) -> str:
     end = _at_depth_zero(plain, "(")
     head = plain if end is None else plain[:end]
     space = _at_depth_zero(head, " ")
-    if space is not None and not head.startswith("operator"):
+    if space is not None:
         head = head[space + 1 :]
     return _NAMESPACES.sub("", head).strip() or name
 
