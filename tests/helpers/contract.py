@@ -1,7 +1,8 @@
-"""What the contract tests share: a bench that owns what a test makes, and short words for checks."""
+"""What the contract tests share: a bench that owns what a test makes, and words for checks."""
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -9,6 +10,7 @@ from typing import Any, TypeVar
 
 import numpy
 import pytest
+from helpers.kernels import EVERY_KERNEL, ONE_BLOCK
 
 from graphcore.driver import CaptureMode, Driver, Event, Kernel, Stream
 from graphcore.driver.records import (
@@ -26,7 +28,6 @@ from graphcore.driver.records import (
     NodeParams,
 )
 from graphcore.errors import CudaError
-from helpers.kernels import EVERY_KERNEL, ONE_BLOCK
 
 Function = TypeVar("Function", bound=Callable[..., object])
 
@@ -58,7 +59,7 @@ def in_thread(action: Callable[[], Any]) -> Any:
     def run() -> None:
         try:
             outcome.append((True, action()))
-        except BaseException as error:  # noqa: BLE001 - it is raised again below
+        except BaseException as error:
             outcome.append((False, error))
 
     thread = threading.Thread(target=run)
@@ -83,6 +84,7 @@ class Bench:
         self._executables: list[ExecHandle] = []
         self._graphs: list[GraphHandle] = []
         self._allocations: list[int] = []
+        self._pinned: list[int] = []
 
     def close(self) -> None:
         # a test that failed inside a capture must not take the next ones with it
@@ -100,6 +102,8 @@ class Bench:
             stream.close()
         for address in self._allocations:
             self.driver.free(address)
+        for address in self._pinned:
+            self.driver.free_pinned(address)
 
     # ---- things ------------------------------------------------------------------------------
 
@@ -127,6 +131,13 @@ class Bench:
         address = self.driver.alloc(size)
         self._allocations.append(address)
         self.driver.write(address, b"\xff" * size)
+        return address
+
+    def pin(self, data: bytes) -> int:
+        """Page-locked host memory holding ``data``."""
+        address = self.driver.alloc_pinned(len(data))
+        self._pinned.append(address)
+        ctypes.memmove(address, data, len(data))
         return address
 
     def put(self, values: Any, dtype: str = "float32") -> int:

@@ -34,7 +34,8 @@ def _scale(_config: LaunchConfig, x: Pointer, factor: float, n: int) -> None:
 scale = kernel(
     "scale",
     "f32* x, f32 factor, i32 n",
-    f'extern "C" __global__ void scale(float* x, float factor, int n) {{ {_STRIDE} x[i] *= factor; }}',
+    'extern "C" __global__ void scale(float* x, float factor, int n) '
+    f"{{ {_STRIDE} x[i] *= factor; }}",
     _scale,
 )
 

@@ -105,8 +105,13 @@ class Runner:
         if self._order == "adversarial":
             order = self._shuffled(order)
         for node in order:
-            if node.is_enabled:
+            if not node.is_enabled:
+                continue
+            try:
                 self._run_node(executable, node)
+            except Exception as error:
+                error.add_note(f"while running {_described(node)}")
+                raise
 
     def _run_node(self, executable: Executable, node: Node) -> None:
         payload = node.payload
@@ -155,6 +160,12 @@ class Runner:
                 if not waiting[target]:
                     ready.append(target)
         return order
+
+
+def _described(node: Node) -> str:
+    function = node.payload.function
+    name = f" {function.operation.name}" if function else ""
+    return f"{node.kind.value} node{name} {node.handle:#x}"
 
 
 def _do_nothing(_params: object) -> None:

@@ -191,13 +191,11 @@ class GraphCalls(Driver):
         payload = embed(found.graph, ChildParams(found.graph.handle))
         self._machine.captures.add(capture, state, payload)
 
+    @entry("cuGraphLaunch")
     def bind_launch(self, executable: ExecHandle, stream: StreamHandle) -> Callable[[], object]:
         """A closure over :meth:`launch_graph`; it raises by itself and returns None."""
-        try:
-            self._executable(executable)
-            self._machine.streams.find(stream, self.device)
-        except Refused as refusal:
-            raise refusal.as_error("cuGraphLaunch") from None
+        self._executable(executable)
+        self._machine.streams.find(stream, self.device)
 
         def launch() -> None:
             self.launch_graph(executable, stream)

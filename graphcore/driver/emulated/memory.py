@@ -81,8 +81,10 @@ class Memory:
         if size < 1:
             raise invalid(f"size: expected at least 1 byte, got {size}")
         with self._lock:
+            self.check_free(device, size)
+            block = self._block(device, size, MemoryKind.DEVICE)
             self.charge(device, size)
-            return self._start(self._block(device, size, MemoryKind.DEVICE))
+            return self._start(block)
 
     def allocate_pinned(self, device: int, size: int) -> int:
         """New host memory that a device can read."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from helpers.contract import Bench
 
 from graphcore.driver import Driver
-from helpers.contract import Bench
 
 
 @pytest.fixture

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
+from helpers.contract import Bench, copy_1d, covers, fill_1d, in_thread, refused
+from helpers.kernels import ONE_BLOCK, add_one, scale, set_value
 
 from graphcore.driver import LEGACY_STREAM, CaptureMode, Driver
 from graphcore.driver.records import (
@@ -12,8 +16,6 @@ from graphcore.driver.records import (
     LaunchConfig,
     NodeKind,
 )
-from helpers.contract import Bench, copy_1d, covers, fill_1d, in_thread, refused
-from helpers.kernels import ONE_BLOCK, add_one, scale, set_value
 
 MODES: list[CaptureMode] = ["global", "thread_local", "relaxed"]
 
@@ -44,7 +46,7 @@ def test_every_kind_of_work_on_a_stream_becomes_a_node_after_the_one_before(
     kinds = [bench.driver.node_kind(node) for node in nodes]
     assert kinds == [NodeKind.KERNEL, NodeKind.MEMCPY, NodeKind.MEMSET, NodeKind.HOST]
     edges = {(edge.source, edge.target) for edge in bench.driver.edges(captured[0])}
-    assert edges == set(zip(nodes, nodes[1:], strict=False))
+    assert edges == set(pairwise(nodes))
     bench.run(captured[0])
     assert bench.get(x, 1) == [0]
     assert bench.get(y, 1) == [2]

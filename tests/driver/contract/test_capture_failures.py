@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from helpers.contract import Bench, covers, in_thread, refused
+from helpers.kernels import ONE_BLOCK, add_one
 
 from graphcore.driver import LEGACY_STREAM, CaptureMode, Stream
 from graphcore.driver.records import CaptureState
-from helpers.contract import Bench, covers, in_thread, refused
-from helpers.kernels import ONE_BLOCK, add_one
 
 MODES: list[CaptureMode] = ["global", "thread_local", "relaxed"]
 

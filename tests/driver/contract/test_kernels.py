@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from helpers.contract import Bench, covers, refused
+from helpers.kernels import add_one, axpy, copy_bytes, write_cluster_size, write_shape
 
 from graphcore.driver import Kernel
 from graphcore.driver.records import LaunchConfig
-from helpers.contract import Bench, covers, refused
-from helpers.kernels import add_one, axpy, copy_bytes, write_cluster_size, write_shape
 
 
 @covers("function")

@@ -7,10 +7,10 @@ import struct
 
 import numpy
 import pytest
+from helpers.contract import Bench, copy_1d, copy_2d, covers, fill_1d, refused
 
 from graphcore.driver import Driver
 from graphcore.driver.records import CopyOperand, MemcpyParams, MemoryKind, MemsetParams
-from helpers.contract import Bench, copy_1d, copy_2d, covers, fill_1d, refused
 
 
 @covers("alloc", "free", "allocation_of")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-
-from graphcore.driver import LEGACY_STREAM, Driver
 from helpers.contract import Bench, covers, in_thread, refused
 from helpers.kernels import ONE_BLOCK, add_one, scale
+
+from graphcore.driver import LEGACY_STREAM, Driver
 
 
 @covers("device_info")

@@ -1,0 +1,23 @@
+"""Runs a script in a process of its own, for cases that may take the process down."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+_TESTS = Path(__file__).parent.parent
+
+
+def run_script(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The finished process; ``script`` may import ``helpers``."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(_TESTS), str(_TESTS.parent)])}
+    return subprocess.run(
+        [sys.executable, "-c", script, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env=environment,
+    )
