@@ -1,0 +1,159 @@
+"""diff(a, b): which nodes changed, in which fields, and what came or went."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from helpers.contract import Bench
+from helpers.kernels import add_one, scale
+from helpers.snapshots import chain, kernel_node, node, snapshot
+
+from graphcore.driver.kernel import Kernel, Parameter
+from graphcore.driver.records import (
+    AllocParams,
+    ChildParams,
+    ConditionalHandle,
+    ConditionalParams,
+    CopyOperand,
+    FreeParams,
+    GraphHandle,
+    LaunchConfig,
+    MemcpyParams,
+    MemoryKind,
+    MemsetParams,
+)
+from graphcore.graph import GraphSnapshot, NodeRecord, diff, read
+
+WORD = (5).to_bytes(8, "little")
+
+
+def typed(value: int) -> NodeRecord:
+    kernel = Kernel("k", (Parameter("x", "f32*"),), "")
+    record = kernel_node(0, "k", arguments=[value.to_bytes(8, "little")])
+    return replace(record, kernel=kernel)
+
+
+CHILD = node(0, ChildParams(GraphHandle(1)), child=chain(2))
+BODY = node(0, ConditionalParams(ConditionalHandle(1), "if", 1), bodies=(chain(1, name="a"),))
+COPY = node(0, MemcpyParams(CopyOperand(1), CopyOperand(2), 8))
+FILL = node(0, MemsetParams(1, 2, 4, 8))
+
+
+def config(**changes: Any) -> NodeRecord:
+    return kernel_node(0, config=replace(LaunchConfig((1, 1, 1), (32, 1, 1)), **changes))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "change"),
+    [
+        (kernel_node(0), config(grid=(2, 1, 1)), "grid: (1, 1, 1) -> (2, 1, 1)"),
+        (kernel_node(0), config(cooperative=True), "cooperative: False -> True"),
+        (kernel_node(0, "a"), kernel_node(0, "b"), "function: a -> b"),
+        (typed(5), typed(6), "argument 0: 5 -> 6"),
+        (
+            kernel_node(0, arguments=[WORD]),
+            kernel_node(0, arguments=[bytes(8)]),
+            f"argument 0: {WORD!r} -> {bytes(8)!r}",
+        ),
+        (COPY, node(0, MemcpyParams(CopyOperand(1), CopyOperand(3), 8)), "src.address: 2 -> 3"),
+        (
+            COPY,
+            node(0, MemcpyParams(CopyOperand(1, MemoryKind.HOST), CopyOperand(2), 8)),
+            "dst.memory: device -> host",
+        ),
+        (FILL, node(0, MemsetParams(1, 3, 4, 8)), "value: 2 -> 3"),
+        (node(0, AllocParams(8, 4)), node(0, AllocParams(9, 4)), "size: 8 -> 9"),
+        (node(0, FreeParams(4)), node(0, FreeParams(5)), "address: 4 -> 5"),
+        (
+            BODY,
+            replace(BODY, bodies=(chain(1, name="b"),)),
+            "body 0 node 0 function: a -> b",
+        ),
+        (
+            CHILD,
+            replace(CHILD, child=chain(3)),
+            "child topology: 2 nodes, 1 edges -> 3 nodes, 2 edges",
+        ),
+        (
+            BODY,
+            replace(BODY, params=replace(BODY.params, form="while")),  # type: ignore[type-var]
+            "form: if -> while",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_one_change_is_told_as_one_field(
+    before: NodeRecord, after: NodeRecord, change: str
+) -> None:
+    found = diff(snapshot([before]), snapshot([after]))
+    assert [str(field) for field in found.changed[0].fields] == [change]
+    assert not found.is_empty
+    assert change in str(found)
+
+
+def test_a_graph_does_not_differ_from_itself_and_handles_never_count() -> None:
+    first, second = chain(5), chain(5)
+    renumbered = replace(
+        second,
+        nodes=tuple(replace(record, handle=record.handle + 77) for record in second.nodes),  # type: ignore[type-var]
+    )
+    found = diff(first, renumbered)
+    assert found.is_empty
+    assert found.update_possible
+    assert str(found) == "no difference"
+
+
+def test_a_node_in_the_middle_is_found_as_added_and_the_rest_stays_aligned() -> None:
+    names = [f"k{index}" for index in range(6)]
+    old = snapshot([kernel_node(index, name) for index, name in enumerate(names)])
+    names.insert(3, "new")
+    new = snapshot([kernel_node(index, name) for index, name in enumerate(names)])
+    found = diff(old, new)
+    assert [record.name for record in found.added] == ["new"]
+    assert not found.changed
+    assert not found.removed
+    back = diff(new, old)
+    assert [record.name for record in back.removed] == ["new"]
+    assert "node 3 (kernel new): removed" in str(back)
+    assert not back.update_possible
+    assert "update: topology_changed" in str(back)
+
+
+def test_a_moved_edge_is_located() -> None:
+    nodes = [kernel_node(index, f"k{index}") for index in range(4)]
+    old = snapshot(nodes, [(0, 1), (1, 2), (0, 3), (2, 3)])
+    new = snapshot(nodes, [(0, 1), (1, 2), (1, 3), (2, 3)])
+    found = diff(old, new)
+    assert (found.removed_edges, found.added_edges) == (((0, 3),), ((1, 3),))
+    assert "edge 0 -> 3: removed" in str(found)
+    assert "edge 1 -> 3: added" in str(found)
+    assert not found.update_possible
+
+
+def test_a_cluster_change_is_no_update_that_can_be_trusted() -> None:
+    found = diff(snapshot([config()]), snapshot([config(cluster=(2, 1, 1))]))
+    assert found.refusal is None
+    assert [trap.field for trap in found.traps] == ["cluster"]
+    assert not found.update_possible
+    assert "accepted but not applied" in str(found)
+
+
+def test_graphs_of_a_driver_are_read_and_compared(bench: Bench) -> None:
+    class Readable:
+        """A graph as the executable layer has it."""
+
+        def __init__(self, factor: float) -> None:
+            self.graph = bench.new_graph()
+            first = bench.add_kernel(self.graph, add_one, address, 4)
+            bench.add_kernel(self.graph, scale, address, factor, 4, after=[first])
+
+        def snapshot(self) -> GraphSnapshot:
+            return read(bench.driver, self.graph)
+
+    address = bench.alloc(64)
+    assert diff(Readable(2.0), Readable(2.0)).is_empty
+    found = diff(Readable(2.0), Readable(3.0))
+    assert str(found) == "node 1 (kernel scale): argument 1: 2.0 -> 3.0"
+    assert found.update_possible
