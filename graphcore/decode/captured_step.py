@@ -16,7 +16,7 @@ from graphcore.decode.static_cache import StaticKVCache
 from graphcore.decode.step import DecodeStep
 from graphcore.driver import Driver
 from graphcore.executable import Graph, GraphExec, capture
-from graphcore.interop import streams
+from graphcore.interop import use_stream
 from graphcore.interop import torch as torch_interop
 
 _warmup_steps = 2
@@ -52,7 +52,7 @@ def capture_step(
     with driver.stream(blocking=True) as stream:
         driver.synchronize()  # the warm-up reads what the current stream has written
         try:
-            with streams.use_stream(driver, stream), torch.no_grad():
+            with use_stream(driver, stream), torch.no_grad():
                 for _ in range(_warmup_steps):
                     cache.seek(at)
                     step.run()

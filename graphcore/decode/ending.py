@@ -11,6 +11,9 @@ from graphcore.decode import transformers_compat as compat
 from graphcore.decode.prompt import vocabulary_size
 from graphcore.errors import ConfigurationError
 
+MOST_EOS_IDS = 16
+"""Room for end-of-sequence ids in the static buffers of a step."""
+
 EosIds = int | Sequence[int] | None
 
 
@@ -20,7 +23,7 @@ def end_ids(
     """(end-of-sequence ids, pad id), from the arguments or the model's generation config.
 
     Raises:
-        ConfigurationError: An id outside the vocabulary.
+        ConfigurationError: An id outside the vocabulary, or more ids than a step has room for.
     """
     highest = vocabulary_size(model) - 1
     _check_id_list("eos_token_id", eos_token_id, highest)
@@ -31,6 +34,10 @@ def end_ids(
         eos = tuple(token for token in configured if 0 <= token <= highest)
     else:
         eos = _id_list(eos_token_id)
+    if len(eos) > MOST_EOS_IDS:
+        raise ConfigurationError(
+            f"eos_token_id: expected at most {MOST_EOS_IDS} ids, got {len(eos)}"
+        )
     pads = _id_list(pad_token_id) or _id_list(compat.generation_setting(model, "pad_token_id"))
     pad = next((token for token in (*pads, *eos) if 0 <= token <= highest), 0)
     return eos, pad

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 
 from graphcore.decode import transformers_compat as compat
+from graphcore.decode.ending import MOST_EOS_IDS
 from graphcore.decode.prompt import vocabulary_size
 from graphcore.decode.static_cache import StaticKVCache
-from graphcore.errors import ConfigurationError, LifecycleError
+from graphcore.errors import LifecycleError
 
 _no_token = -1
-_most_eos_ids = 16
 
 
 class DecodeStep:
@@ -38,7 +38,7 @@ class DecodeStep:
         self._last_id = vocabulary_size(model) - 1
         self._slots = torch.arange(slots, device=device)
         self._forced = torch.full((rows,), _no_token, device=device)
-        self._eos = torch.full((_most_eos_ids,), _no_token, device=device)
+        self._eos = torch.full((MOST_EOS_IDS,), _no_token, device=device)
         self._pad = torch.zeros((), dtype=torch.int64, device=device)
         self.token = torch.zeros(rows, dtype=torch.int64, device=device)
         self.finished = torch.zeros(rows, dtype=torch.bool, device=device)
@@ -91,11 +91,7 @@ class DecodeStep:
 
     def set_eos(self, eos_ids: Sequence[int], pad_id: int) -> None:
         """Begins a generation: no row is finished; these ids finish one, which then takes pads."""
-        if len(eos_ids) > _most_eos_ids:
-            raise ConfigurationError(
-                f"eos_token_id: expected at most {_most_eos_ids} ids, got {len(eos_ids)}"
-            )
-        filled = [*eos_ids, *[_no_token] * (_most_eos_ids - len(eos_ids))]
+        filled = [*eos_ids, *[_no_token] * (MOST_EOS_IDS - len(eos_ids))]
         self._eos.copy_(torch.tensor(filled))
         self._pad.fill_(pad_id)
         self.finished.zero_()
