@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
+from graphcore.driver.codes import cuda_error
 from graphcore.driver.cuda.check import ask
 from graphcore.driver.cuda.context import CudaCalls, in_context
 from graphcore.driver.cuda.copies import to_memcpy
@@ -72,7 +73,13 @@ class MemoryCalls(CudaCalls):
     @in_context
     def fill(self, params: MemsetParams, stream: StreamHandle) -> None:
         calls = _FILL_ROW if params.height == 1 else _FILL_ROWS
-        call = calls.get(params.element_size, calls[1])
+        call = calls.get(params.element_size)
+        if call is None:
+            raise cuda_error(
+                "CUDA_ERROR_INVALID_VALUE",
+                "cuMemsetAsync",
+                description=f"element_size: expected 1, 2 or 4 bytes, got {params.element_size}",
+            )
         if params.height == 1:
             ask(call, params.address, params.value, params.width, stream)
         else:
@@ -94,6 +101,9 @@ class MemoryCalls(CudaCalls):
             source = ctypes.c_char_p(data)  # the bytes themselves: no copy, alive until the end
             start = ctypes.cast(source, ctypes.c_void_p).value
             ask(cuda.cuMemcpyHtoD, address, start, len(data))
+            # from pageable memory the call returns before the last bytes have landed: work on a
+            # non-blocking stream would overtake them
+            ask(cuda.cuCtxSynchronize)
 
     @in_context
     def allocation_of(self, address: int) -> Allocation | None:
