@@ -73,7 +73,8 @@ def _script() -> str:
 def _summary(drawing: Drawing) -> str:
     links = len(drawing.links)
     edges = f"{links} edge{'' if links == 1 else 's'}"
-    return f"{node_count(len(drawing.boxes))} · {edges} · {kind_counts(drawing.counts())}"
+    parts = (node_count(len(drawing.boxes)), edges, kind_counts(drawing.counts()))
+    return clean(" · ".join(filter(None, parts)))
 
 
 def _section(heading: str, content: Mapping[str, object] | str) -> str:

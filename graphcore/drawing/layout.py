@@ -81,16 +81,17 @@ class _Layers:
         pairs = [(source, target) for _, source, target in links]
         self.numbers = [number for number, _, _ in links]
         self.count = count
-        self.rank = ranks(count, pairs, _PER_RANK)
         self.widths = [width for width, _ in sizes]
         self.heights = [height for _, height in sizes]
         position = {index: at for at, index in enumerate(topological(count, pairs))}
         # a link against the order (of a cycle) is laid out as if it went the other way
         self.flipped = [position[source] > position[target] for source, target in pairs]
-        self.chains = [
-            self._chain(*(reversed(pair) if flipped else pair))
+        down = [
+            pair[::-1] if flipped else pair
             for pair, flipped in zip(pairs, self.flipped, strict=True)
         ]
+        self.rank = ranks(count, down, _PER_RANK)
+        self.chains = [self._chain(source, target) for source, target in down]
 
     def _chain(self, source: int, target: int) -> list[int]:
         """Source, a stand-in on every rank between, target."""

@@ -23,7 +23,7 @@ def successors(count: int, edges: Sequence[Pair]) -> list[list[int]]:
 def topological(count: int, edges: Sequence[Pair]) -> list[int]:
     """All indices so that edges go forward, smallest index first where there is a choice.
 
-    Where edges form a cycle, its smallest index goes first as if the edges into it were not there.
+    Where a cycle leaves no choice, the smallest index left goes first, as if nothing led to it.
     """
     after = successors(count, edges)
     missing = [0] * count
@@ -54,17 +54,12 @@ def topological(count: int, edges: Sequence[Pair]) -> list[int]:
 def ranks(count: int, edges: Sequence[Pair], widest: int) -> list[int]:
     """The layer of every index: longest path from a source, at most ``widest`` on a layer.
 
-    Sources move down to their first target; what finds its layer full goes further down. Edges
-    against the topological order (of a cycle) are ignored.
+    Sources move down to their first target; what finds its layer full goes further down. Assumes
+    that there is no cycle.
     """
     order = topological(count, edges)
-    position = {index: at for at, index in enumerate(order)}
-    after = [
-        [target for target in targets if position[target] > position[index]]
-        for index, targets in enumerate(successors(count, edges))
-    ]
-    rank = _longest_paths(order, after)
-    return _bounded(order, after, rank, widest)
+    after = successors(count, edges)
+    return _bounded(order, after, _longest_paths(order, after), widest)
 
 
 def _longest_paths(order: Sequence[int], after: Sequence[Sequence[int]]) -> list[int]:
