@@ -1,1 +1,132 @@
-"""graphcore"""
+"""graphcore: build, capture, read, check, change and reuse CUDA graphs.
+
+Public names are loaded when they are first used: importing this package loads no NumPy, torch, CuPy
+or CUDA library.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+# public name -> the module that has it
+_HOMES = {
+    "Buffer": "graphcore.resources.buffer",
+    "CacheTypeError": "graphcore.errors",
+    "CapacityError": "graphcore.errors",
+    "Capture": "graphcore.executable",
+    "CaptureError": "graphcore.errors",
+    "ConfigurationError": "graphcore.errors",
+    "CudaError": "graphcore.errors",
+    "Driver": "graphcore.driver",
+    "DriverUnavailable": "graphcore.errors",
+    "Event": "graphcore.driver",
+    "Fingerprint": "graphcore.resources.fingerprint",
+    "Graph": "graphcore.executable",
+    "GraphDiff": "graphcore.graph",
+    "GraphExec": "graphcore.executable",
+    "GraphSnapshot": "graphcore.graph",
+    "GraphcoreError": "graphcore.errors",
+    "GraphcoreWarning": "graphcore.errors",
+    "Kernel": "graphcore.driver",
+    "LaunchConfig": "graphcore.driver.records",
+    "LifecycleError": "graphcore.errors",
+    "OverwrittenOutputError": "graphcore.errors",
+    "PlanError": "graphcore.errors",
+    "StaleGraphError": "graphcore.errors",
+    "StaleResource": "graphcore.executable",
+    "Stream": "graphcore.driver",
+    "UpdateOutcome": "graphcore.executable",
+    "UpdateRefused": "graphcore.errors",
+    "UpdateStatus": "graphcore.executable",
+    "capture": "graphcore.executable",
+    "capture_function": "graphcore.executable",
+    "diff": "graphcore.graph",
+    "fingerprint": "graphcore.resources.fingerprint",
+    "kernel": "graphcore.driver",
+    "open_driver": "graphcore.driver",
+}
+
+__all__ = [
+    "Buffer",
+    "CacheTypeError",
+    "CapacityError",
+    "Capture",
+    "CaptureError",
+    "ConfigurationError",
+    "CudaError",
+    "Driver",
+    "DriverUnavailable",
+    "Event",
+    "Fingerprint",
+    "Graph",
+    "GraphDiff",
+    "GraphExec",
+    "GraphSnapshot",
+    "GraphcoreError",
+    "GraphcoreWarning",
+    "Kernel",
+    "LaunchConfig",
+    "LifecycleError",
+    "OverwrittenOutputError",
+    "PlanError",
+    "StaleGraphError",
+    "StaleResource",
+    "Stream",
+    "UpdateOutcome",
+    "UpdateRefused",
+    "UpdateStatus",
+    "capture",
+    "capture_function",
+    "diff",
+    "fingerprint",
+    "kernel",
+    "open_driver",
+]
+
+if TYPE_CHECKING:
+    from graphcore.driver import Driver, Event, Kernel, Stream, kernel, open_driver
+    from graphcore.driver.records import LaunchConfig
+    from graphcore.errors import (
+        CacheTypeError,
+        CapacityError,
+        CaptureError,
+        ConfigurationError,
+        CudaError,
+        DriverUnavailable,
+        GraphcoreError,
+        GraphcoreWarning,
+        LifecycleError,
+        OverwrittenOutputError,
+        PlanError,
+        StaleGraphError,
+        UpdateRefused,
+    )
+    from graphcore.executable import (
+        Capture,
+        Graph,
+        GraphExec,
+        StaleResource,
+        UpdateOutcome,
+        UpdateStatus,
+        capture,
+        capture_function,
+    )
+    from graphcore.graph import GraphDiff, GraphSnapshot, diff
+    from graphcore.resources.buffer import Buffer
+    from graphcore.resources.fingerprint import Fingerprint, fingerprint
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

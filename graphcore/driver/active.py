@@ -10,18 +10,24 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from graphcore.driver.records import StreamHandle
 
 
 @dataclass(frozen=True, slots=True)
 class ActiveCapture:
-    """A capture under way: who records, where, and in which mode."""
+    """A capture under way: who records, where, and in which mode.
+
+    ``name`` says where it was begun. ``owners`` are (object, label) that the graph must keep alive;
+    :func:`keep` adds to them.
+    """
 
     driver: object
     stream: StreamHandle
     mode: str
+    name: str = "a capture"
+    owners: list[tuple[object, str]] = field(default_factory=list, compare=False)
 
 
 class _ThreadCaptures(threading.local):
@@ -67,6 +73,12 @@ def pop() -> None:
 def current() -> ActiveCapture | None:
     """This thread's newest capture under way, or None."""
     return _captures.stack[-1] if _captures.stack else None
+
+
+def keep(owner: object, label: str = "") -> None:
+    """Lets the graph that this thread captures keep ``owner`` alive; nothing outside a capture."""
+    if _captures.stack:
+        _captures.stack[-1].owners.append((owner, label))
 
 
 def when_idle(action: Callable[[], None]) -> None:

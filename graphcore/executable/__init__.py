@@ -1,1 +1,18 @@
-"""executable"""
+"""What holds driver handles: capture, Graph, GraphExec, and what an update came to."""
+
+from graphcore.executable.capturing import Capture, capture, capture_function
+from graphcore.executable.graph import Graph
+from graphcore.executable.graph_exec import GraphExec
+from graphcore.executable.update import UpdateOutcome, UpdateStatus
+from graphcore.resources.staleness import StaleResource
+
+__all__ = [
+    "Capture",
+    "Graph",
+    "GraphExec",
+    "StaleResource",
+    "UpdateOutcome",
+    "UpdateStatus",
+    "capture",
+    "capture_function",
+]

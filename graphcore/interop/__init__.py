@@ -1,1 +1,9 @@
-"""interop"""
+"""Other libraries: their current streams, memory pools and graphs, and which driver is meant.
+
+Nothing here imports torch, CuPy or cuda.core unless the caller has, or the call is about them.
+"""
+
+from graphcore.interop.drivers import choose_driver, default_driver
+from graphcore.interop.streams import current_stream, use_stream
+
+__all__ = ["choose_driver", "current_stream", "default_driver", "use_stream"]

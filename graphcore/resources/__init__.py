@@ -1,1 +1,1 @@
-"""resources"""
+"""What a graph depends on: tensors, buffers, owners and fingerprints. Loads nothing at import."""

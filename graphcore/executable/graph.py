@@ -1,0 +1,226 @@
+"""Graph: a CUDA graph, owned or borrowed, with the owners of what it touches.
+
+It can be read, compared, drawn and instantiated; it does nothing by itself. Not locked: one thread
+at a time for a graph, its clones and its executables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from graphcore.driver import Driver
+from graphcore.driver.records import GraphHandle, NodeKind
+from graphcore.errors import CacheTypeError, ConfigurationError, LifecycleError
+from graphcore.executable.handles import ExecResource, GraphResource
+from graphcore.graph.attributes import LaunchAttributes
+from graphcore.graph.reading import Annotation, read
+from graphcore.graph.snapshot import GraphSnapshot
+from graphcore.interop import choose_driver, cuda_core
+from graphcore.interop import torch as torch_interop
+from graphcore.resources.lifetime import OwnerSet
+
+if TYPE_CHECKING:
+    from graphcore.executable.graph_exec import GraphExec
+    from graphcore.resources.fingerprint import Fingerprint
+
+Guard = Literal["owners", "full"]
+
+
+class Graph:
+    """A graph. Made by :func:`capture`, :meth:`adopt`, :meth:`clone`, or from a driver's handle.
+
+    Args:
+        driver: The driver the handle belongs to.
+        handle: The graph.
+        owners: What the graph keeps alive; tensors in it are recorded as they are now.
+        annotations: (first node, past the last node, label) in creation order.
+        owned: Whether closing destroys the handle.
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        handle: GraphHandle,
+        *,
+        owners: OwnerSet | None = None,
+        annotations: tuple[Annotation, ...] = (),
+        owned: bool = True,
+    ) -> None:
+        self.driver = driver
+        self.annotations = annotations
+        self.outputs: Any = None
+        """What the captured function returned (:func:`capture_function`), else None."""
+        self._resource: GraphResource | None = GraphResource(driver, handle, owned=owned)
+        self._owners = (owners or OwnerSet()).recorded(driver)
+        self._attributes: LaunchAttributes | None = None
+
+    @classmethod
+    def adopt(cls, obj: Any, driver: Driver | None = None) -> Graph:
+        """A borrowed view of another library's graph; keeps ``obj`` alive, destroys nothing.
+
+        Args:
+            obj: A captured ``torch.cuda.CUDAGraph(keep_graph=True)``, a cuda.core
+                ``GraphDefinition`` or finished ``GraphBuilder``, a ``CUgraph``, a handle as int,
+                or a :class:`Graph` (given back as it is).
+            driver: The driver of its device; None is the default one.
+
+        Raises:
+            CacheTypeError: Not a graph.
+            ConfigurationError: A graph that cannot be read: an executable, one still being built,
+                or a torch graph without ``keep_graph=True``.
+        """
+        if isinstance(obj, Graph):
+            return obj
+        handle = _raw_handle(obj)
+        chosen = driver if driver is not None else choose_driver()
+        owners = OwnerSet().with_(obj, label=f"adopted {type(obj).__name__}")
+        return cls(chosen, handle, owners=owners, owned=False)
+
+    # ---- reading -------------------------------------------------------------------------------
+
+    @property
+    def handle(self) -> GraphHandle:
+        """The driver's handle; LifecycleError after :meth:`close`."""
+        return self.resource.handle
+
+    @property
+    def owned(self) -> bool:
+        """Whether closing destroys the handle; False for adopted graphs."""
+        return self.resource.owned
+
+    @property
+    def is_closed(self) -> bool:
+        return self._resource is None
+
+    @property
+    def owners(self) -> OwnerSet:
+        """What the graph keeps alive."""
+        return self._owners
+
+    @property
+    def launch_attributes(self) -> LaunchAttributes:
+        """Cluster, cooperative flag and priority of every kernel node.
+
+        Read once from a graph of our own (about 1 us a node); an adopted one may change under us
+        and is read each time.
+        """
+        resource = self.resource
+        if self._attributes is not None:
+            return self._attributes
+        attributes = LaunchAttributes.read(self.driver, resource.handle)
+        if resource.owned:
+            self._attributes = attributes
+        return attributes
+
+    def snapshot(self) -> GraphSnapshot:
+        """Everything about the graph as plain data: nodes, parameters, edges, labels."""
+        return read(self.driver, self.handle, annotations=self.annotations)
+
+    def fingerprint(self, names: Mapping[str, Any] | None = None) -> Fingerprint:
+        """What the graph depends on, as ordered fields and a digest.
+
+        Args:
+            names: Name -> tensor, buffer or (address, bytes): pointers into these count by name.
+        """
+        from graphcore.resources.fingerprint import fingerprint
+
+        return fingerprint(self, names)
+
+    def _repr_html_(self) -> str:
+        return self.snapshot()._repr_html_()
+
+    def __repr__(self) -> str:
+        if self._resource is None:
+            return "<Graph closed>"
+        count = len(self.driver.nodes(self._resource.handle))
+        kind = "" if self._resource.owned else " borrowed"
+        return f"<Graph {count} nodes {self.driver.name}:{self.driver.device}{kind}>"
+
+    # ---- making others -------------------------------------------------------------------------
+
+    def clone(self) -> Graph:
+        """An owned copy with the same owners, labels and outputs."""
+        handle = self.driver.clone_graph(self.handle)
+        copy = Graph(self.driver, handle, owners=self._owners, annotations=self.annotations)
+        copy.outputs = self.outputs
+        return copy
+
+    def instantiate(self, guard: Guard | None = None, auto_free: bool = False) -> GraphExec:
+        """An executable of the graph as it is now.
+
+        Args:
+            guard: What ``launch`` tests. None: only that the executable is open. "owners": also
+                the stale flag that owners set (``GraphExec.mark_stale``), at no cost. "full":
+                every owner, by :meth:`GraphExec.check`, before each launch.
+            auto_free: Lets a launch free what the launch before it left allocated.
+
+        Raises:
+            ConfigurationError: An unknown guard.
+            LifecycleError: Closed, or a second executable of a graph with a conditional node.
+            CudaError: The driver's refusal, with the node it blames.
+        """
+        from graphcore.executable.graph_exec import GraphExec
+
+        if guard is not None and guard not in get_args(Guard):
+            raise ConfigurationError(
+                f"guard: expected one of {get_args(Guard)} or None, got {guard!r}"
+            )
+        return GraphExec(self, self.make_executable(auto_free), guard=guard, auto_free=auto_free)
+
+    def make_executable(self, auto_free: bool) -> ExecResource:
+        """The bare executable behind a :class:`GraphExec`; raises as :meth:`instantiate`."""
+        source = self.resource
+        if source.instantiations and self.has(NodeKind.CONDITIONAL):
+            raise LifecycleError(
+                "graph: expected a first instantiation, got a second one of a graph with a "
+                "conditional node, which CUDA allows once; capture or build it again"
+            )
+        handle = self.driver.instantiate(source.handle, auto_free=auto_free)
+        source.instantiations += 1
+        return ExecResource(self.driver, handle, source, self._owners)
+
+    def has(self, *kinds: NodeKind) -> bool:
+        """Whether the graph itself (not one inside it) has a node of one of ``kinds``."""
+        return any(self.driver.node_kind(node) in kinds for node in self.driver.nodes(self.handle))
+
+    # ---- the end -------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Lets go of the graph; a second call does nothing. Executables made from it live on."""
+        self._resource = None
+        self._owners = OwnerSet()
+        self.outputs = None
+
+    @property
+    def resource(self) -> GraphResource:
+        """The handle that executables of this graph share; LifecycleError after :meth:`close`."""
+        if self._resource is None:
+            raise LifecycleError("graph: expected an open graph, got a closed one")
+        return self._resource
+
+    def __enter__(self) -> Graph:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _raw_handle(obj: Any) -> GraphHandle:
+    if isinstance(obj, int) and not isinstance(obj, bool):
+        return GraphHandle(obj)
+    if torch_interop.is_graph(obj):
+        return GraphHandle(torch_interop.raw_graph(obj))
+    handle = cuda_core.raw_graph(obj)
+    if handle is None:
+        raise CacheTypeError(
+            "graph: expected a torch.cuda.CUDAGraph(keep_graph=True), a cuda.core GraphDefinition "
+            f"or GraphBuilder, a CUgraph or an int handle; got {type(obj).__name__}"
+        )
+    return GraphHandle(handle)

@@ -1,0 +1,324 @@
+"""GraphExec: an executable graph: launch, upload, update, check.
+
+``launch`` is the hot path: one flag test and one bound driver call. Everything that can make it
+slower (choosing a stream, looking for stale buffers, explaining) happens only when something
+changed. Not locked: one thread at a time for a graph and its executables. CUDA runs one launch of
+an executable at a time and orders them; concurrent runs need several executables.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from graphcore.driver import Driver, Stream, active, as_stream, stream_handle
+from graphcore.driver.records import NodeKind, StreamHandle, UpdateResult
+from graphcore.errors import ConfigurationError, LifecycleError, StaleGraphError, UpdateRefused
+from graphcore.executable.handles import ExecResource
+from graphcore.executable.update import UpdateOutcome, UpdateStatus, Version, try_in_place
+from graphcore.interop import current_stream
+from graphcore.interop.drivers import same_driver
+from graphcore.resources.lifetime import OwnerSet
+from graphcore.resources.staleness import StaleResource, find_stale
+
+if TYPE_CHECKING:
+    from graphcore.driver.records import ExecHandle
+    from graphcore.executable.graph import Graph, Guard
+
+_log = logging.getLogger("graphcore")
+
+# all executables, so that a capture can make those bound to its stream look again
+_live: weakref.WeakSet[GraphExec] = weakref.WeakSet()
+_live_lock = threading.Lock()
+
+_CLOSED = "closed"
+_CHECK_FIRST = "check first"
+_UNBOUND: Any = object()  # is no stream
+
+
+class GraphExec:
+    """An executable. Made by :meth:`Graph.instantiate`; ``close()`` is final."""
+
+    __slots__ = (
+        "__weakref__",
+        "_auto_free",
+        "_bound_handle",
+        "_bound_stream",
+        "_call",
+        "_graph",
+        "_guard",
+        "_marked",
+        "_owners",
+        "_raise_launch",
+        "_refusal",
+        "_resource",
+        "_version",
+        "driver",
+    )
+
+    def __init__(
+        self, graph: Graph, resource: ExecResource, *, guard: Guard | None, auto_free: bool
+    ) -> None:
+        self.driver: Driver = graph.driver
+        self._raise_launch = graph.driver.raise_launch
+        self._resource = resource
+        self._graph: Graph | None = graph
+        self._owners: OwnerSet = graph.owners
+        self._version = Version.of(graph)
+        self._guard = guard
+        self._auto_free = auto_free
+        self._marked: StaleResource | None = None
+        # the one flag of the hot path: None, or why launch has to look closer
+        self._refusal: str | None = _CHECK_FIRST if guard == "full" else None
+        self._bound_stream: Any = _UNBOUND
+        self._bound_handle: StreamHandle | None = None
+        self._call: Callable[[], Any] = _not_bound
+        with _live_lock:
+            _live.add(self)
+
+    # ---- running -------------------------------------------------------------------------------
+
+    def launch(self, stream: Any = None) -> None:
+        """Launches on ``stream``.
+
+        The fast form gives the same stream object each time. Inside a capture of that stream the
+        graph becomes a child node, and the graph being captured keeps the owners of this one.
+
+        Args:
+            stream: A stream of graphcore, torch, CuPy or cuda.core, or a handle. None is the
+                current stream of torch, else of CuPy, else the legacy one (about 0.5 us to find).
+
+        Raises:
+            LifecycleError: Closed.
+            StaleGraphError: Guarded, and a buffer is not what it was; names it. Nothing is
+                launched.
+            CudaError: The driver's refusal.
+        """
+        if self._refusal is not None:
+            self._look_closer()
+        if stream is not self._bound_stream:
+            self._bind(stream)
+        result = self._call()
+        if result and result[0]:
+            self._raise_launch(result)
+
+    def upload(self, stream: Any = None) -> None:
+        """Moves the executable to the device ahead of its next launch, which it makes cheaper."""
+        self._refuse_closed("upload")
+        self.driver.upload(self._resource.handle, self._handle_of(stream))
+
+    def _bind(self, stream: Any) -> None:
+        handle = self._handle_of(stream)
+        if handle != self._bound_handle:
+            self._bound_stream, self._bound_handle = _UNBOUND, None
+            self._call = self.driver.bind_launch(self._resource.handle, handle)
+            self._bound_handle = handle
+        # None is looked up each time: the current stream may be another by the next launch
+        self._bound_stream = _UNBOUND if stream is None else stream
+        capture = active.current()
+        if capture is not None and capture.driver is self.driver:
+            for owner in self._owners:
+                active.keep(owner.object, owner.label)
+
+    def _handle_of(self, stream: Any) -> StreamHandle:
+        if stream is None:
+            return current_stream(self.driver)
+        if not isinstance(stream, Stream) or stream.driver is self.driver:
+            handle = stream_handle(stream)
+            if handle == self._bound_handle:
+                return handle
+        handle = as_stream(self.driver, stream).handle
+        device = self.driver.stream_device(handle)
+        if device != self.driver.device:
+            raise ConfigurationError(
+                f"stream: expected one of device {self.driver.device}, got one of device {device}"
+            )
+        return handle
+
+    def _unbind(self) -> None:
+        self._bound_stream, self._bound_handle, self._call = _UNBOUND, None, _not_bound
+
+    def _look_closer(self) -> None:
+        """Raises what the flag means; returns where a full guard finds nothing."""
+        self._refuse_closed("launch")
+        found = self.check()
+        if found:
+            raise StaleGraphError(
+                "launch: the graph is stale, nothing was launched: "
+                + "; ".join(map(str, found))
+                + ". Capture again, or update the executable with a graph of the new buffers."
+            )
+
+    # ---- validity ------------------------------------------------------------------------------
+
+    def check(self) -> list[StaleResource]:
+        """What the graph depends on and is no longer what it was; empty where it is valid.
+
+        Compares every tensor the graph keeps (address, bytes, element type, allocation), and
+        reports what :meth:`mark_stale` said.
+        """
+        self._refuse_closed("check")
+        found = find_stale(self._owners, self.driver)
+        return found if self._marked is None else [self._marked, *found]
+
+    def mark_stale(self, reason: str, label: str = "") -> None:
+        """Says that a buffer the graph uses has changed; owners of buffers call this.
+
+        With guard "owners" or "full" every later launch raises StaleGraphError until an update
+        brings a graph of the new buffers; without a guard only :meth:`check` tells.
+        """
+        if self._refusal == _CLOSED:
+            return
+        self._marked = StaleResource(label, "marked", "as captured", reason)
+        if self._guard is not None:
+            self._refusal = _CHECK_FIRST
+
+    # ---- changing ------------------------------------------------------------------------------
+
+    def update(
+        self, graph: Graph, reinstantiate: bool = True, strict: bool = False
+    ) -> UpdateOutcome:
+        """Makes the executable do what ``graph`` says, in place where the driver can.
+
+        A change the driver accepts and does not apply (cluster sizes) is found before. A running
+        launch is not disturbed. Owners are swapped as a whole, after the change was accepted.
+
+        Args:
+            graph: A graph of the same driver.
+            reinstantiate: Where an update in place is impossible, build a new executable behind
+                this object; the old one goes after the new one stands.
+            strict: With ``reinstantiate=False``: a refusal is an exception.
+
+        Returns:
+            The outcome: status, reason, node, field and rule.
+
+        Raises:
+            LifecycleError: Closed, or a capture is under way on this thread.
+            ConfigurationError: ``graph`` is of another driver or device.
+            UpdateRefused: ``strict``, and the update was refused; nothing changed.
+            CudaError: Not a refusal, but a failure; the executable is as before.
+        """
+        self._refuse_closed("update")
+        if active.current() is not None:
+            raise LifecycleError("update: not while a capture is under way on this thread")
+        if not same_driver(graph.driver, self.driver):
+            raise ConfigurationError(
+                f"graph: expected one of driver {self.driver.name}:{self.driver.device}, got one "
+                f"of {graph.driver.name}:{graph.driver.device}, or of another context"
+            )
+        version = Version.of(graph, read_again=graph.resource is self._version.resource)
+        refusal = try_in_place(self.driver, self._resource.handle, self._version, version)
+        if refusal is None:
+            self._resource.replace_owners(graph.owners)
+            outcome = UpdateOutcome(
+                UpdateStatus.UPDATED, "updated in place", result=UpdateResult.SUCCESS
+            )
+        elif reinstantiate:
+            self._replace(graph)
+            outcome = refusal.outcome(UpdateStatus.REINSTANTIATED)
+        elif strict:
+            raise UpdateRefused(f"update: {refusal.reason}")
+        else:
+            outcome = refusal.outcome(UpdateStatus.REFUSED)
+        if outcome.is_current:
+            self._take(graph, version)
+        _log.info("update of %r: %s", self, outcome)
+        return outcome
+
+    def _replace(self, graph: Graph) -> None:
+        """Puts a new executable of ``graph`` in the place of the old one."""
+        old = self._resource
+        if old.source is graph.resource and graph.has(NodeKind.ALLOC, NodeKind.FREE):
+            # CUDA allows one live executable of a graph that allocates: the old one goes first
+            self.close()
+        self._resource = graph.make_executable(self._auto_free)
+        self._unbind()
+        old.close()
+
+    def _take(self, graph: Graph, version: Version) -> None:
+        self._graph = graph
+        self._version = version
+        self._owners = graph.owners
+        self._marked = None
+        self._refusal = _CHECK_FIRST if self._guard == "full" else None
+
+    # ---- the rest ------------------------------------------------------------------------------
+
+    @property
+    def graph(self) -> Graph:
+        """The graph whose parameters the executable has: its source, or the last update's."""
+        self._refuse_closed("graph")
+        assert self._graph is not None
+        return self._graph
+
+    @property
+    def owners(self) -> OwnerSet:
+        """What the executable keeps alive, of the version of parameters it has."""
+        return self._owners
+
+    @property
+    def handle(self) -> ExecHandle:
+        """The driver's handle; LifecycleError after :meth:`close`."""
+        self._refuse_closed("handle")
+        return self._resource.handle
+
+    @property
+    def is_closed(self) -> bool:
+        return self._refusal == _CLOSED
+
+    def close(self) -> None:
+        """Destroys the executable, or, while a capture is under way, once that is over.
+
+        A launch that runs is finished first. A second call does nothing.
+        """
+        if self._refusal == _CLOSED:
+            return
+        self._refusal = _CLOSED
+        self._unbind()
+        self._resource.close()
+        self._owners = OwnerSet()
+        self._graph = None
+
+    def _refuse_closed(self, what: str) -> None:
+        if self._refusal == _CLOSED:
+            raise LifecycleError(f"{what}: expected an open executable, got a closed one")
+
+    def __enter__(self) -> GraphExec:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        if self._refusal == _CLOSED:
+            return "<GraphExec closed>"
+        guard = f" guard={self._guard}" if self._guard else ""
+        return (
+            f"<GraphExec {self._resource.handle:#x} {self.driver.name}:{self.driver.device}{guard}>"
+        )
+
+
+def forget_bindings(driver: Driver, stream: StreamHandle) -> None:
+    """Makes every executable bound to ``stream`` look at its stream again at the next launch.
+
+    A launch inside a capture must hand its owners to the captured graph, which the bound call does
+    not do; so a capture of the stream begins with this.
+    """
+    with _live_lock:
+        executables = list(_live)
+    for executable in executables:
+        if executable.driver is driver and executable._bound_handle == stream:
+            executable._unbind()
+
+
+def _not_bound() -> None:
+    raise AssertionError("an executable launches only after it was bound to a stream")

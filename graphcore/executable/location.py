@@ -1,0 +1,64 @@
+"""The user's line: which of the frames of a stack or a traceback a message should name.
+
+Frames of graphcore never count. The user's own line is the innermost outside installed packages and
+the standard library; the innermost line outside the CUDA libraries may lie deeper (in a model's
+code) and says more.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+import traceback
+from types import FrameType, TracebackType
+
+_PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
+_KERNELS = f"{os.sep}graphcore_kernels{os.sep}"
+_STANDARD = sysconfig.get_paths()["stdlib"] + os.sep
+_INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+_CUDA_LIBRARIES = frozenset({"torch", "cupy", "cupy_backends", "cuda"})
+
+
+def locate(trace: TracebackType | None) -> tuple[str | None, str | None]:
+    """(the user's innermost line, the innermost line outside CUDA libraries) as "file:line".
+
+    Where everything is installed code, both are the second.
+    """
+    user = inner = None
+    for frame, line in traceback.walk_tb(trace):
+        path = frame.f_code.co_filename
+        library = _library(path)
+        if library is None:
+            user = inner = f"{path}:{line}"
+        elif library and library not in _CUDA_LIBRARIES:
+            inner = f"{path}:{line}"
+    return user or inner, inner
+
+
+def caller() -> str:
+    """The innermost line that is the user's (or else a package's), as "file:line"."""
+    frame: FrameType | None = sys._getframe(1)
+    fallback = "an unknown line"
+    while frame is not None:
+        library = _library(frame.f_code.co_filename)
+        place = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        if library is None:
+            return place
+        if library and fallback == "an unknown line":
+            fallback = place
+        frame = frame.f_back
+    return fallback
+
+
+def _library(path: str) -> str | None:
+    """The installed package a file belongs to; "" for graphcore and Python's own; None: a user's.
+
+    What has no file (a notebook's cell, the prompt) is the user's.
+    """
+    if path.startswith((_PACKAGE, "<frozen ")) or _KERNELS in path:
+        return ""
+    for folder in _INSTALLED:
+        if folder in path:
+            return path.rpartition(folder)[2].partition(os.sep)[0]
+    return "" if path.startswith(_STANDARD) else None

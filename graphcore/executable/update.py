@@ -1,0 +1,203 @@
+"""What an update of an executable came to, and why the driver refused one.
+
+The answer of the driver alone ("update failed") helps nobody: a refusal is explained by the node
+the driver names, or else by the first difference our own comparison finds, with the field and the
+public rule.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Literal
+
+from graphcore.driver import Driver
+from graphcore.driver.records import ExecHandle, RawUpdate, UpdateResult
+from graphcore.executable.handles import GraphResource
+from graphcore.graph.attributes import LaunchAttributes
+from graphcore.graph.diff import diff
+from graphcore.graph.nodes import NodeRecord
+from graphcore.graph.prediction import Difference, first_difference, trap_differences
+from graphcore.graph.reading import Annotation, read
+from graphcore.graph.snapshot import GraphSnapshot
+
+if TYPE_CHECKING:
+    from graphcore.executable.graph import Graph
+
+
+class UpdateStatus(Enum):
+    """What became of the executable."""
+
+    UPDATED = "updated"
+    REINSTANTIATED = "reinstantiated"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateOutcome:
+    """The result of ``GraphExec.update``.
+
+    Args:
+        status: UPDATED in place; REINSTANTIATED: the executable is a new one behind the same
+            object; REFUSED: nothing changed.
+        reason: One sentence: why it came to this.
+        node: The node at fault in the new graph, where there is one.
+        field: The field of it that changed, for example "height" or "cluster".
+        rule: The public rule the change breaks, in words.
+        named_by: Who names the node: "driver", or "graphcore" where the driver names none.
+        result: What the driver answered; None where it was not asked (the cluster trap).
+    """
+
+    status: UpdateStatus
+    reason: str
+    node: NodeRecord | None = None
+    field: str | None = None
+    rule: str | None = None
+    named_by: Literal["driver", "graphcore"] | None = None
+    result: UpdateResult | None = None
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the executable now does what the new graph says."""
+        return self.status is not UpdateStatus.REFUSED
+
+    def __str__(self) -> str:
+        return f"{self.status.value}: {self.reason}"
+
+
+_RULES = {
+    UpdateResult.ERROR: "the driver gives no reason",
+    UpdateResult.TOPOLOGY_CHANGED: "an update keeps the number of nodes and their dependencies",
+    UpdateResult.NODE_TYPE_CHANGED: "an update keeps each node's kind",
+    UpdateResult.FUNCTION_CHANGED: "this driver keeps each kernel node's function",
+    UpdateResult.PARAMETERS_CHANGED: "an update keeps what cannot be changed in a node of its kind",
+    UpdateResult.NOT_SUPPORTED: "nodes of this kind cannot be updated",
+    UpdateResult.UNSUPPORTED_FUNCTION_CHANGE: "an update keeps the context a kernel's function was "
+    "loaded in, and whether it launches work itself",
+    UpdateResult.ATTRIBUTES_CHANGED: "an update keeps launch attributes such as cooperative",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """The parameters an executable has: the graph they came from and its launch attributes.
+
+    Holds the graph's handle, so that it can be read for an explanation after the graph was closed.
+    """
+
+    resource: GraphResource
+    attributes: LaunchAttributes
+    annotations: tuple[Annotation, ...]
+
+    @classmethod
+    def of(cls, graph: Graph, *, read_again: bool = False) -> Version:
+        """The version a graph stands for; ``read_again`` where it may have changed in place."""
+        attributes = (
+            LaunchAttributes.read(graph.driver, graph.handle)
+            if read_again
+            else graph.launch_attributes
+        )
+        return cls(graph.resource, attributes, graph.annotations)
+
+    def snapshot(self) -> GraphSnapshot:
+        """The graph as it is now."""
+        resource = self.resource
+        return read(resource.driver, resource.handle, annotations=self.annotations)
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why an update cannot be done in place; what an outcome says about it."""
+
+    reason: str
+    node: NodeRecord | None
+    field: str | None
+    rule: str
+    named_by: Literal["driver", "graphcore"] | None
+    result: UpdateResult | None
+
+    def outcome(self, status: UpdateStatus) -> UpdateOutcome:
+        """The outcome of this refusal."""
+        return UpdateOutcome(
+            status, self.reason, self.node, self.field, self.rule, self.named_by, self.result
+        )
+
+
+def try_in_place(
+    driver: Driver, executable: ExecHandle, old: Version, new: Version
+) -> Refusal | None:
+    """Updates ``executable`` from ``old`` to ``new``; None, or why it has not been done.
+
+    Raises:
+        CudaError: A failure that is no refusal.
+    """
+    if old.attributes.may_hide_a_change_to(new.attributes):
+        trap = _find_trap(old, new)
+        if trap is not None:
+            return trap
+    answer = driver.update_exec(executable, new.resource.handle)
+    if answer.result is UpdateResult.SUCCESS:
+        return None
+    before = None if old.resource is new.resource else old.snapshot()
+    return explain_refusal(answer, before, new.snapshot())
+
+
+def _find_trap(old: Version, new: Version) -> Refusal | None:
+    if old.resource is not new.resource:
+        traps = trap_differences(old.snapshot(), new.snapshot())
+        return explain_trap(traps[0]) if traps else None
+    # one graph, changed in place: what it was like is known from the stored summary only
+    was = [entry[0] for entry in old.attributes.entries]
+    now = [entry[0] for entry in new.attributes.entries]
+    if was == now:
+        return None
+    rule = "the driver accepts another cluster size and keeps the old one"
+    return Refusal(f"cluster sizes changed: {rule}", None, "cluster", rule, None, None)
+
+
+def explain_trap(trap: Difference) -> Refusal:
+    """A change that the driver would accept and not apply."""
+    reason = f"{trap}; an update in place would be accepted and would do nothing"
+    named_by: Literal["graphcore"] | None = None if trap.node is None else "graphcore"
+    return Refusal(reason, trap.node, trap.field, trap.rule, named_by, None)
+
+
+def explain_refusal(answer: RawUpdate, old: GraphSnapshot | None, new: GraphSnapshot) -> Refusal:
+    """Why the driver refused: its own words, completed by our comparison.
+
+    Args:
+        answer: What the driver said.
+        old: The graph the executable runs; None where it cannot be read any more.
+        new: The graph it was to take.
+    """
+    expected = None if old is None else first_difference(old, new)
+    if expected is not None and expected.result is not answer.result:
+        expected = None  # the driver stumbled over something else: its word counts
+    node = new.find(answer.node)
+    if node is None:
+        node = None if expected is None else expected.node
+        named_by: Literal["driver", "graphcore"] | None = None if node is None else "graphcore"
+    else:
+        named_by = "driver"
+        if expected is not None and (expected.node is None or expected.node.handle != node.handle):
+            expected = None
+    field: str | None
+    if expected is not None:
+        field, rule, words = expected.field, expected.rule, str(expected)
+    else:
+        field, rule = _changed_field(old, new, node), _RULES[answer.result]
+        where = "the graph" if node is None else str(node)
+        words = f"{where}: {field}: {rule}" if field else f"{where}: {rule}"
+    return Refusal(f"{answer.result.value}: {words}", node, field, rule, named_by, answer.result)
+
+
+def _changed_field(
+    old: GraphSnapshot | None, new: GraphSnapshot, node: NodeRecord | None
+) -> str | None:
+    """The first field in which ``node`` differs from its counterpart."""
+    if old is None or node is None:
+        return None
+    for change in diff(old, new).changed:
+        if change.after.handle == node.handle:
+            return change.fields[0].field
+    return None

@@ -1,0 +1,110 @@
+"""Which driver is meant where none is given: by streams, buffers and tensors, else by the machine.
+
+Drivers opened here are kept, one per name and device, so that everything made without naming a
+driver works together. They are nobody's to close.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from graphcore.driver import Driver, open_driver
+from graphcore.errors import ConfigurationError
+from graphcore.resources.tensors import describe, is_tensor
+
+_drivers: dict[tuple[str, int], Driver] = {}
+_defaults: dict[tuple[str, int], Driver] = {}
+
+
+def choose_driver(*objects: Any) -> Driver:
+    """The driver that ``objects`` belong to; the default one where they do not say.
+
+    Streams, buffers and graphs of graphcore know their driver. Tensors on a CUDA device and streams
+    of other libraries mean the cuda driver of that device, CPU tensors the emulated one.
+
+    Raises:
+        ConfigurationError: Two objects mean different drivers.
+        DriverUnavailable: The driver meant is not usable.
+    """
+    chosen: Driver | None = None
+    for obj in objects:
+        driver = _driver_of(obj)
+        if driver is None or driver is chosen:
+            continue
+        if chosen is not None and not same_driver(chosen, driver):
+            raise ConfigurationError(
+                f"driver: expected objects of one driver, got {chosen.name}:{chosen.device} and "
+                f"{driver.name}:{driver.device} ({type(obj).__name__})"
+            )
+        chosen = chosen or driver
+    return chosen or default_driver()
+
+
+def same_driver(one: Driver, other: Driver) -> bool:
+    """Whether two drivers work on the same device of the same machine."""
+    return one is other or (
+        one.name == other.name
+        and one.device == other.device
+        and one.context_id() == other.context_id()
+    )
+
+
+def default_driver() -> Driver:
+    """What :func:`graphcore.open_driver` opens, on torch's or CuPy's current device; kept."""
+    device = _current_device()
+    key = (os.environ.get("GRAPHCORE_DRIVER", ""), device)
+    if key not in _defaults:
+        driver = open_driver(None, device=device)
+        _defaults[key] = _drivers.setdefault((driver.name, driver.device), driver)
+    return _defaults[key]
+
+
+def _driver_of(obj: Any) -> Driver | None:
+    if isinstance(obj, Driver):
+        return obj
+    driver = getattr(obj, "driver", None)
+    if isinstance(driver, Driver):
+        return driver
+    if is_tensor(obj):
+        ref = describe(obj)
+        return _kept("cuda", ref.device) if ref.device_kind == "cuda" else _kept("emulated", 0)
+    device = _device_of_stream(obj)
+    return None if device is None else _kept("cuda", device)
+
+
+def _kept(name: str, device: int) -> Driver:
+    key = (name, device)
+    if key not in _drivers:
+        _drivers[key] = open_driver(name, device=device)
+    return _drivers[key]
+
+
+def _device_of_stream(stream: Any) -> int | None:
+    """Device ordinal of a stream of torch, CuPy or cuda.core; None for anything else."""
+    readers: tuple[tuple[str, Callable[[], Any]], ...] = (
+        ("cuda_stream", lambda: stream.device_index),  # torch
+        ("device_id", lambda: stream.device_id),  # CuPy
+        ("__cuda_stream__", lambda: stream.device.device_id),  # cuda.core
+    )
+    for attribute, reader in readers:
+        if hasattr(stream, attribute):
+            try:
+                device = reader()
+            except AttributeError:
+                continue
+            # CuPy says -1 for streams that belong to whichever device is current
+            return device if isinstance(device, int) and device >= 0 else None
+    return None
+
+
+def _current_device() -> int:
+    """The current device of torch or CuPy where one of them is in use; else 0."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        return int(torch.cuda.current_device())
+    from graphcore.interop import cupy
+
+    return cupy.current_device() or 0

@@ -1,0 +1,46 @@
+"""Current streams: reading the one work would go to, and making ours the current one.
+
+torch comes before CuPy where both are loaded. On the emulated driver torch's CPU work has no
+stream; there the current stream is that of the capture under way, else the legacy one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from graphcore.driver import LEGACY_STREAM, Driver, active, stream_handle
+from graphcore.driver.records import StreamHandle
+from graphcore.interop import cupy, torch
+
+
+def current_stream(driver: Driver) -> StreamHandle:
+    """The stream that work without a stream goes to on this thread. Costs well below 1 us."""
+    if not driver.is_emulated:
+        handle = torch.current_stream(driver.device)
+        if handle is None:
+            handle = cupy.current_stream(driver.device)
+        if handle is not None:
+            return StreamHandle(handle or LEGACY_STREAM)
+    capture = active.current()
+    if capture is not None and capture.driver is driver:
+        return capture.stream
+    return LEGACY_STREAM
+
+
+@contextmanager
+def use_stream(driver: Driver, stream: Any) -> Iterator[None]:
+    """Makes ``stream`` the current one of torch and CuPy, as far as they are loaded.
+
+    Does nothing on the emulated driver, where CPU work has no stream.
+
+    Raises:
+        CacheTypeError: ``stream`` is not a stream.
+    """
+    handle = stream_handle(stream)
+    with ExitStack() as stack:
+        if not driver.is_emulated:
+            stack.enter_context(torch.use_stream(handle, driver.device))
+            stack.enter_context(cupy.use_stream(handle, driver.device))
+        yield

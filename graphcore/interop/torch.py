@@ -1,0 +1,194 @@
+"""torch: its current stream, a memory pool for a capture, names for nodes, graphs to adopt.
+
+Everything but :func:`require` and :func:`annotate_modules` does nothing where torch is not loaded
+or has no CUDA device.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import Any, Protocol
+
+from graphcore.errors import ConfigurationError, DriverUnavailable
+
+
+class Annotating(Protocol):
+    """A capture that names nodes."""
+
+    def annotate(self, label: str) -> AbstractContextManager[None]: ...
+
+
+def is_loaded() -> bool:
+    """Whether the process has imported torch."""
+    return hasattr(sys.modules.get("torch"), "cuda")
+
+
+def require() -> Any:
+    """torch; DriverUnavailable with the install line where it is missing."""
+    try:
+        import torch
+    except ImportError as error:
+        raise DriverUnavailable(
+            f"torch is needed here and cannot be imported ({error}): "
+            "pip install 'graphcore-cuda[torch]'"
+        ) from error
+    return torch
+
+
+def _with_device() -> Any:
+    """Gives torch where it is loaded and has a CUDA device; else None."""
+    if not is_loaded():
+        return None
+    torch = sys.modules["torch"]
+    return torch if torch.cuda.is_available() else None
+
+
+def current_stream(device: int) -> int | None:
+    """Handle of torch's current stream on ``device``; None where torch has not begun with CUDA."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return None
+    handle: int = torch._C._cuda_getCurrentRawStream(device)
+    return handle
+
+
+@contextmanager
+def use_stream(handle: int, device: int) -> Iterator[None]:
+    """Makes ``handle`` torch's current stream and ``device`` its current device."""
+    torch = _with_device()
+    if torch is None:
+        yield
+        return
+    with torch.cuda.device(device):
+        if handle in (0, 1):  # torch names the legacy stream its default one
+            stream = torch.cuda.default_stream(device)
+        else:
+            stream = torch.cuda.ExternalStream(handle, device=device)
+        with torch.cuda.stream(stream):
+            yield
+
+
+class MemoryPool:
+    """A torch memory pool, or nothing where torch has no device.
+
+    What a captured step allocates through torch lives here; whoever owns the graph must own the
+    pool for as long as the graph or one of its executables can be launched.
+    """
+
+    def __init__(self, device: int) -> None:
+        self._torch = _with_device()
+        self._device = device
+        self.pool = None if self._torch is None else self._torch.cuda.MemPool()
+
+    def segments(self) -> list[tuple[int, int]]:
+        """(address, bytes) of every segment torch holds for the pool."""
+        if self.pool is None:
+            return []
+        return [(piece["address"], piece["total_size"]) for piece in self.pool.snapshot()]
+
+    def use(self) -> AbstractContextManager[None]:
+        """Lets this thread's torch allocations on the device come from the pool."""
+        if self._torch is None:
+            return nullcontext()
+        context: AbstractContextManager[None] = self._torch.cuda.use_mem_pool(
+            self.pool, self._device
+        )
+        return context
+
+
+@contextmanager
+def memory_pool(device: int) -> Iterator[MemoryPool]:
+    """A new pool that this thread's torch allocations come from inside the block.
+
+    Keep what it yields: the memory goes back when it is dropped.
+    """
+    pool = MemoryPool(device)
+    with pool.use():
+        yield pool
+
+
+@contextmanager
+def annotate_modules(
+    capture: Annotating, module: Any, names: Iterable[str] | None = None
+) -> Iterator[None]:
+    """Names the nodes that each submodule's forward captures, by hooks removed at the end.
+
+    A nested module's label is its name below the nearest annotated module around it, so that paths
+    read "model/layers.3/self_attn".
+
+    Args:
+        capture: The capture under way.
+        module: A ``torch.nn.Module``.
+        names: Dotted names of submodules (as of ``named_modules``); None is all of them.
+
+    Raises:
+        ConfigurationError: A name that the module does not have.
+    """
+    chosen = _chosen_modules(module, names)
+    with ExitStack() as hooks:
+        for name, part in chosen.items():
+            _Annotation(capture, _relative(name, chosen), part, hooks)
+        yield
+
+
+def _chosen_modules(module: Any, names: Iterable[str] | None) -> dict[str, Any]:
+    known = {name: part for name, part in module.named_modules() if name}
+    if names is None:
+        return known
+    wanted = list(names)
+    missing = [name for name in wanted if name not in known]
+    if missing:
+        raise ConfigurationError(
+            f"names: expected names of submodules of {type(module).__name__}, got {missing}"
+        )
+    return {name: known[name] for name in wanted}
+
+
+def _relative(name: str, chosen: Iterable[str]) -> str:
+    around = [other for other in chosen if name.startswith(other + ".")]
+    return name[len(max(around, key=len)) + 1 :] if around else name
+
+
+class _Annotation:
+    """Two forward hooks of one module; a module may call itself, so blocks are stacked."""
+
+    def __init__(self, capture: Annotating, label: str, module: Any, hooks: ExitStack) -> None:
+        self._capture = capture
+        self._label = label
+        self._open: list[AbstractContextManager[None]] = []
+        before = module.register_forward_pre_hook(self._begin)
+        hooks.callback(before.remove)
+        # always_call: a forward that raises must close its block too
+        after = module.register_forward_hook(self._end, always_call=True)
+        hooks.callback(after.remove)
+
+    def _begin(self, *_: Any) -> None:
+        block = self._capture.annotate(self._label)
+        block.__enter__()
+        self._open.append(block)
+
+    def _end(self, *_: Any) -> None:
+        if self._open:
+            self._open.pop().__exit__(None, None, None)
+
+
+def raw_graph(graph: Any) -> int:
+    """The ``CUgraph`` handle of a ``torch.cuda.CUDAGraph`` made with ``keep_graph=True``.
+
+    Raises:
+        ConfigurationError: torch gives no handle; the message says why.
+    """
+    try:
+        return int(graph.raw_cuda_graph())
+    except RuntimeError as error:
+        raise ConfigurationError(
+            "graph: expected a captured torch.cuda.CUDAGraph(keep_graph=True), got one without a "
+            f"graph to read: {error}"
+        ) from error
+
+
+def is_graph(obj: Any) -> bool:
+    """Whether ``obj`` is a ``torch.cuda.CUDAGraph``."""
+    return is_loaded() and hasattr(obj, "raw_cuda_graph")

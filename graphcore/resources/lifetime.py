@@ -1,0 +1,120 @@
+"""OwnerSet: what a graph keeps alive, as an immutable value, and how each part looked.
+
+One set belongs to one version of a graph's parameters; an executable that is updated swaps its set
+as a whole, after the driver accepted the change. Each owner that is a tensor carries a record of
+its memory, so that a later look tells what moved.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from graphcore.errors import GraphcoreError
+from graphcore.resources.tensors import TensorRef, describe, is_tensor
+
+if TYPE_CHECKING:
+    from graphcore.driver.api import Driver
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """How an owner's memory looked: its description without owner, and its allocation's id."""
+
+    tensor: TensorRef
+    buffer_id: int | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Owner:
+    """One thing kept alive. ``label`` is what messages call it; ``record`` only of tensors."""
+
+    object: Any
+    label: str = ""
+    record: Record | None = None
+
+
+class OwnerSet:
+    """An immutable set of owners; an object counts once, under its first label."""
+
+    __slots__ = ("_owners",)
+
+    def __init__(self, owners: Iterable[Owner] = ()) -> None:
+        unique: dict[int, Owner] = {}
+        for owner in owners:
+            unique.setdefault(id(owner.object), owner)
+        self._owners = tuple(unique.values())
+
+    def with_(self, *objects: Any, label: str = "") -> OwnerSet:
+        """This set and ``objects``, all under ``label``."""
+        return OwnerSet((*self._owners, *(Owner(each, label) for each in objects)))
+
+    def union(self, other: OwnerSet) -> OwnerSet:
+        """Both sets."""
+        return OwnerSet((*self._owners, *other))
+
+    def recorded(self, driver: Driver) -> OwnerSet:
+        """This set with a record of every tensor in it that has none yet."""
+        return OwnerSet(
+            owner if owner.record else replace(owner, record=_record(owner, driver))
+            for owner in self._owners
+        )
+
+    def labels(self) -> tuple[str, ...]:
+        """The labels that are not empty, in the order they came."""
+        return tuple(owner.label for owner in self._owners if owner.label)
+
+    def __iter__(self) -> Iterator[Owner]:
+        return iter(self._owners)
+
+    def __len__(self) -> int:
+        return len(self._owners)
+
+    def __contains__(self, obj: object) -> bool:
+        return any(owner.object is obj for owner in self._owners)
+
+    def __repr__(self) -> str:
+        return f"<OwnerSet {len(self)}: {', '.join(self.labels())}>"
+
+
+def collect(obj: Any, label: str) -> Iterator[Owner]:
+    """``obj`` and the tensors inside it (lists, tuples, mappings, torch modules), labelled."""
+    if is_tensor(obj):
+        yield Owner(obj, label)
+        return
+    if isinstance(obj, Mapping):
+        for key, value in obj.items():
+            yield from collect(value, f"{label}[{key!r}]")
+    elif isinstance(obj, (list, tuple)):
+        for index, value in enumerate(obj):
+            yield from collect(value, f"{label}[{index}]")
+    elif not isinstance(obj, (int, float, complex, str, bytes, bool, type(None))):
+        yield Owner(obj, label)
+        yield from _module_tensors(obj, label)
+
+
+def _module_tensors(obj: Any, label: str) -> Iterator[Owner]:
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(obj, torch.nn.Module):
+        return
+    for tensors in (obj.named_parameters(), obj.named_buffers()):
+        for name, tensor in tensors:
+            yield Owner(tensor, f"{label}.{name}")
+
+
+def _record(owner: Owner, driver: Driver) -> Record | None:
+    if not is_tensor(owner.object):
+        return None
+    try:
+        ref = describe(owner.object, name=owner.label or "owner")
+    except GraphcoreError:
+        return None  # of a kind without plain memory: kept alive, not watched
+    return Record(replace(ref, owner=None), buffer_id(driver, ref))
+
+
+def buffer_id(driver: Driver, ref: TensorRef) -> int | None:
+    """The id of the driver's allocation that ``ref`` lies in, None where it knows none."""
+    found = driver.allocation_of(ref.address) if ref.size else None
+    return None if found is None else found.buffer_id
