@@ -1,0 +1,38 @@
+"""The suites by name, and what they get and give. A suite is loaded when it is run.
+
+A new suite is a module here with ``run(driver, request) -> Measured``, and a line in ``SUITES``.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from graphcore.bench.results import Row
+from graphcore.driver import Driver
+
+SUITES: Mapping[str, str] = {"launch": "graphcore.bench.suites.launch"}
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the caller wants: rounds of A B B A, and peers that are left out."""
+
+    rounds: int
+    without: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a suite gives: rows, and notes on what has no floor or no peer."""
+
+    rows: Sequence[Row]
+    notes: Sequence[Mapping[str, Any]]
+
+
+def load_suite(name: str) -> Callable[[Driver, Request], Measured]:
+    """The ``run`` of a suite in ``SUITES``."""
+    run: Callable[[Driver, Request], Measured] = importlib.import_module(SUITES[name]).run
+    return run

@@ -1,0 +1,67 @@
+"""The work of suite launch: a chain of n one-element kernels, captured once and checked.
+
+Every launch adds n to one float, so that an arm that launches something else is found out.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+
+from graphcore.driver import Driver, Pointer, Stream, kernel
+from graphcore.driver.records import LaunchConfig, StreamHandle
+from graphcore.errors import GraphcoreError
+from graphcore.executable import capture
+from graphcore.resources.buffer import Buffer
+
+_ONE_THREAD = LaunchConfig((1, 1, 1), (1, 1, 1))
+
+
+def _add_one(config: LaunchConfig, x: Pointer) -> None:
+    x.array(1)[0] += 1
+
+
+ADD_ONE = kernel(
+    "graphcore_bench_add_one",
+    "f32* x",
+    'extern "C" __global__ void graphcore_bench_add_one(float* x) { x[0] += 1.0f; }',
+    _add_one,
+)
+
+
+class Chain:
+    """``length`` kernels in a row, as a graph of ours; the same launches for other captures."""
+
+    def __init__(self, driver: Driver, stream: Stream, length: int) -> None:
+        self.driver = driver
+        self.stream = stream
+        self.length = length
+        self._buffer = Buffer.allocate((1,), "float32", driver=driver)
+        self._function = driver.function(ADD_ONE)
+        self._arguments = ADD_ONE.pack(self._buffer.address)
+        self.launch_on(stream.handle)  # loads the module before the capture
+        stream.synchronize()
+        with capture(stream, driver=driver, expect=length) as capturing:
+            self.launch_on(stream.handle)
+            capturing.keep(self._buffer, "x")
+        self.graph = capturing.graph
+
+    def launch_on(self, stream: StreamHandle) -> None:
+        """Launches the chain's kernels one by one, into whatever ``stream`` captures."""
+        for _ in range(self.length):
+            self.driver.launch(self._function, _ONE_THREAD, self._arguments, stream)
+
+    def check(self, name: str, launch: Callable[[], object]) -> None:
+        """Launches once and looks at the sum.
+
+        Raises:
+            GraphcoreError: The arm ``name`` did not run the chain exactly once.
+        """
+        self.driver.synchronize()
+        self.driver.write(self._buffer.address, bytes(4))
+        launch()
+        (found,) = struct.unpack("f", self.driver.read(self._buffer.address, 4))
+        if found != self.length:
+            raise GraphcoreError(
+                f"bench launch: arm {name}: expected one launch to add {self.length}, got {found}"
+            )

@@ -1,0 +1,86 @@
+"""How others launch the chain of suite launch: each peer captures the same kernels its own way.
+
+A peer is a function of the chain that returns a call without arguments. It raises ImportError where
+its library is missing; whatever the call needs alive it holds.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from graphcore.bench.suites.chain import Chain
+from graphcore.driver.records import StreamHandle
+
+Launch = Callable[[], object]
+
+
+def cuda_bindings(chain: Chain) -> Launch:
+    """``cuGraphLaunch`` of the bindings, bound with handle objects made once."""
+    bindings = importlib.import_module("cuda.bindings.driver")
+    executable = chain.driver.instantiate(chain.graph.handle)
+    return functools.partial(
+        bindings.cuGraphLaunch,
+        bindings.CUgraphExec(executable),
+        bindings.CUstream(chain.stream.handle),
+    )
+
+
+def torch(chain: Chain) -> Launch:
+    """``torch.cuda.CUDAGraph.replay``; torch's current stream is changed for good."""
+    library = importlib.import_module("torch")
+    stream = library.cuda.Stream(device=chain.driver.device)
+    graph = library.cuda.CUDAGraph()
+    with library.cuda.graph(graph, stream=stream):
+        chain.launch_on(StreamHandle(stream.cuda_stream))
+    library.cuda.set_stream(stream)
+    replay: Launch = graph.replay
+    return replay
+
+
+def cuda_core(chain: Chain) -> Launch:
+    """``launch`` of a graph built by cuda.core's graph builder."""
+    library = _cuda_core()
+    device = library.Device(chain.driver.device)
+    device.set_current()
+    builder = device.create_graph_builder()
+    builder.begin_building()
+    chain.launch_on(StreamHandle(int(builder.stream.handle)))
+    graph = builder.end_building().complete()
+    return functools.partial(graph.launch, device.create_stream())
+
+
+def cupy(chain: Chain) -> Launch:
+    """``launch`` of a graph captured by CuPy."""
+    library = importlib.import_module("cupy")
+    with library.cuda.Device(chain.driver.device):
+        stream = library.cuda.Stream(non_blocking=True)
+        stream.begin_capture()
+        chain.launch_on(StreamHandle(stream.ptr))
+        graph = stream.end_capture()
+    return functools.partial(graph.launch, stream)
+
+
+def _cuda_core() -> Any:
+    library = importlib.import_module("cuda.core")
+    if hasattr(library, "Device"):
+        return library
+    return importlib.import_module("cuda.core.experimental")  # before cuda.core 1.0
+
+
+def driver_call(chain: Chain) -> Launch:
+    """Our own driver's unbound call: the peer on the emulated driver, where there are no others."""
+    executable = chain.driver.instantiate(chain.graph.handle)
+    return functools.partial(chain.driver.launch_graph, executable, chain.stream.handle)
+
+
+# the order matters once: CuPy is loaded before our launch is bound, which then goes through it
+PEERS: Mapping[str, Callable[[Chain], Launch]] = {
+    "CuPy": cupy,
+    "torch": torch,
+    "cuda.core": cuda_core,
+    "cuda.bindings": cuda_bindings,
+}
+EMULATED_PEERS: Mapping[str, Callable[[Chain], Launch]] = {"driver call": driver_call}
