@@ -14,7 +14,7 @@ from typing import Any
 
 from graphcore.driver.api import Driver
 from graphcore.driver.records import Allocation
-from graphcore.errors import ConfigurationError
+from graphcore.resources.tensors import describe
 
 # what can be an address at all: above the first page, below the end of user space
 _LOWEST, _HIGHEST = 1 << 12, 1 << 57
@@ -62,7 +62,7 @@ class AddressBook:
         driver: Whom to ask about other addresses; None asks nobody.
 
     Raises:
-        ConfigurationError: A named object has no address and size.
+        CacheTypeError: A named object is no tensor, no buffer and no (address, bytes).
     """
 
     def __init__(self, names: Mapping[str, Any], driver: Driver | None = None) -> None:
@@ -123,23 +123,17 @@ def words(data: bytes, offset: int = 0) -> Iterable[tuple[int, int]]:
 
 
 def extent(name: str, item: Any) -> tuple[int, int]:
-    """(lowest address, bytes to its end) of anything a name may stand for."""
+    """(lowest address, bytes to its end) of anything a name may stand for.
+
+    Raises:
+        CacheTypeError: ``item`` is no tensor, no buffer and no (address, bytes).
+    """
     if isinstance(item, tuple) and len(item) == 2 and all(isinstance(part, int) for part in item):
         return item
-    if not (hasattr(item, "address") and hasattr(item, "nbytes")):
-        from graphcore.resources.tensors import describe
-
-        item = describe(item)
-    address, size = item.address, item.nbytes
-    if not isinstance(address, int) or not isinstance(size, int):
-        raise ConfigurationError(
-            f"names[{name!r}]: expected a tensor, a buffer or (address, bytes), "
-            f"got {type(item).__name__}"
-        )
-    strides = getattr(item, "strides", None)
-    if strides is None or not size:
-        return address, size
+    tensor = describe(item, name=f"names[{name!r}]")
+    if not tensor.size:
+        return tensor.address, 0
     # strides count elements; a view reaches further than its number of bytes says
-    steps = [(count - 1) * step for count, step in zip(item.shape, strides, strict=True)]
+    steps = [(count - 1) * step for count, step in zip(tensor.shape, tensor.strides, strict=True)]
     low, high = sum(min(0, step) for step in steps), sum(max(0, step) for step in steps)
-    return address + low * item.itemsize, (high - low + 1) * item.itemsize
+    return tensor.address + low * tensor.itemsize, (high - low + 1) * tensor.itemsize

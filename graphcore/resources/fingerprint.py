@@ -76,7 +76,7 @@ def fingerprint(
             counts by order, not by address.
 
     Raises:
-        ConfigurationError: A named object has no address and size.
+        CacheTypeError: A named object is no tensor, no buffer and no (address, bytes).
     """
     if isinstance(graph, GraphSnapshot):
         snapshot = graph
