@@ -20,15 +20,10 @@ from graphcore.driver.records import (
     CaptureState,
     CaptureStatus,
     EventParams,
-    KernelParams,
     NodeKind,
 )
 
 _MODES = ("global", "thread_local", "relaxed")
-# CUDA's data of an edge that programmatic dependent launch makes: from the kernel's programmatic
-# port, to the whole of the next, of the programmatic type
-PROGRAMMATIC_EDGE = (1, 0, 1)
-_PLAIN_EDGE = (0, 0, 0)
 
 _sequences = itertools.count(1)
 
@@ -149,15 +144,7 @@ class Captures:
 
     def add(self, capture: Capture, stream: StreamState, payload: Payload) -> Node:
         """Captures one node on ``stream``."""
-        data = _PLAIN_EDGE
-        params = payload.params
-        if isinstance(params, KernelParams) and params.config.programmatic:
-            data = PROGRAMMATIC_EDGE
-        sources = [
-            (node, data if node.kind is NodeKind.KERNEL else _PLAIN_EDGE)
-            for node in stream.frontier
-        ]
-        node = capture.graph.append(payload, sources)
+        node = capture.graph.append(payload, stream.frontier)
         self._graphs.register_node(node)
         capture.nodes.append(node)
         stream.frontier = [node]

@@ -15,9 +15,7 @@ from typing import ClassVar
 from graphcore.driver.api import CaptureMode
 from graphcore.driver.emulated import conditional
 from graphcore.driver.emulated.calls import Refused, entry, invalid
-from graphcore.driver.emulated.capture import Capture
 from graphcore.driver.emulated.execution import Order
-from graphcore.driver.emulated.faults import Faults
 from graphcore.driver.emulated.functions import Function, KernelOperation, check_launch
 from graphcore.driver.emulated.graph import Payload
 from graphcore.driver.emulated.graph_calls import GraphCalls
@@ -97,15 +95,6 @@ class EmulatedDriver(GraphCalls):
         other._machine = self._machine
         other._join(device)
         return other
-
-    @property
-    def is_closed(self) -> bool:
-        return self._closed
-
-    @property
-    def faults(self) -> Faults:
-        """Faults to inject, shared by the drivers of one machine."""
-        return self._machine.faults
 
     # ---- device -------------------------------------------------------------------------------
 
@@ -330,10 +319,7 @@ class EmulatedDriver(GraphCalls):
         if capture is None:
             run()
         else:
-            self._capture(capture, found, payload)
-
-    def _capture(self, capture: Capture, stream: StreamState, payload: Payload) -> None:
-        self._machine.captures.add(capture, stream, payload)
+            self._machine.captures.add(capture, found, payload)
 
     # ---- capture ------------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ from graphcore.driver.records import (
     ConditionalParams,
     Edge,
     GraphHandle,
+    KernelParams,
     NodeHandle,
     NodeKind,
     NodeParams,
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
 
 EdgeData = tuple[int, int, int]
 PLAIN: EdgeData = (0, 0, 0)
+# CUDA's data of an edge that programmatic dependent launch makes: from the kernel's programmatic
+# port, to the whole of the next, of the programmatic type
+PROGRAMMATIC: EdgeData = (1, 0, 1)
 _MEMORY_KINDS = frozenset({NodeKind.ALLOC, NodeKind.FREE})
 
 
@@ -133,13 +137,15 @@ class Graph:
 
     # ---- editing -------------------------------------------------------------------------------
 
-    def append(self, payload: Payload, sources: Iterable[tuple[Node, EdgeData]] = ()) -> Node:
+    def append(self, payload: Payload, sources: Iterable[Node] = ()) -> Node:
         """Adds a node that depends on ``sources``."""
-        node = Node(self, payload)
+        is_programmatic = _is_programmatic(payload.params)
+        node = Node(self, settled(payload))
         self.nodes[node] = None
         self.sinks[node] = None
-        for source, data in sources:
-            self.connect(source, node, data)
+        for source in sources:
+            follows_kernel = is_programmatic and source.kind is NodeKind.KERNEL
+            self.connect(source, node, PROGRAMMATIC if follows_kernel else PLAIN)
         for inner in payload.inner_graphs:
             inner.parent = node
         return node
@@ -174,6 +180,19 @@ class Graph:
         graph.sinks = {became[sink]: None for sink in self.sinks}
         graph.conditionals = list(self.conditionals)
         return graph, became
+
+
+def _is_programmatic(params: NodeParams) -> bool:
+    return isinstance(params, KernelParams) and params.config.programmatic
+
+
+def settled(payload: Payload) -> Payload:
+    """The payload as a node keeps it: programmatic launch becomes the data of its edges."""
+    params = payload.params
+    if not isinstance(params, KernelParams) or not params.config.programmatic:
+        return payload
+    config = replace(params.config, programmatic=False)
+    return replace(payload, params=replace(params, config=config))
 
 
 def _copied(payload: Payload) -> Payload:

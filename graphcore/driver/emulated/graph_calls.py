@@ -6,19 +6,18 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from graphcore.driver.api import Driver
-from graphcore.driver.codes import cuda_error
 from graphcore.driver.emulated import rules
 from graphcore.driver.emulated.calls import Refused, entry, invalid
 from graphcore.driver.emulated.conditional import Conditional
 from graphcore.driver.emulated.execution import Executable
 from graphcore.driver.emulated.faults import Faults
 from graphcore.driver.emulated.graph import (
-    PLAIN,
     Graph,
     Node,
     add_edges,
     refuse_edit_with_memory,
     remove_edges,
+    settled,
 )
 from graphcore.driver.emulated.machine import Machine
 from graphcore.driver.emulated.nodes import embed, make_payload
@@ -34,11 +33,6 @@ from graphcore.driver.records import (
     RawUpdate,
     StreamHandle,
     UpdateResult,
-)
-
-# a description's nodes of these kinds take no new parameters
-_FIXED_KINDS = frozenset(
-    {NodeKind.CHILD, NodeKind.CONDITIONAL, NodeKind.ALLOC, NodeKind.FREE, NodeKind.EMPTY}
 )
 
 
@@ -92,7 +86,7 @@ class GraphCalls(Driver):
         found = self._graph(graph)
         sources = self._machine.graphs.find_in(found, dependencies)
         payload = make_payload(self._machine, found, params)
-        node = found.append(payload, [(source, PLAIN) for source in sources])
+        node = found.append(payload, sources)
         self._machine.graphs.register_node(node)
         return node.handle
 
@@ -134,14 +128,10 @@ class GraphCalls(Driver):
     @entry("cuGraphNodeSetParams")
     def set_node_params(self, node: NodeHandle, params: NodeParams) -> None:
         found = self._machine.graphs.find_node(node)
-        if found.kind is not params.kind:
-            raise invalid(
-                f"expected parameters of kind {found.kind.value}, got {params.kind.value}",
-                node=node,
-            )
-        if found.kind in _FIXED_KINDS:
-            raise invalid(f"nodes of kind {found.kind.value} cannot be changed", node=node)
-        payload = make_payload(self._machine, found.graph, params)
+        # a child's graph changes in an executable only
+        fixed = rules.FIXED_KINDS | {NodeKind.CHILD}
+        rules.check_kind(found.payload, params.kind, fixed)
+        payload = settled(make_payload(self._machine, found.graph, params))
         found.payload = replace(payload, was_captured=found.payload.was_captured)
 
     @entry("cuGraphConditionalHandleCreate")
@@ -203,9 +193,9 @@ class GraphCalls(Driver):
         return launch
 
     def raise_launch(self, result: object) -> None:
-        """Raises for a result that is not None, which a bound launch here never gives."""
-        if result is not None:
-            raise cuda_error("CUDA_ERROR_UNKNOWN", "cuGraphLaunch", description=repr(result))
+        """Raises the exception a bound launch raised; its results are never failures here."""
+        if isinstance(result, BaseException):
+            raise result
 
     @entry("cuGraphUpload")
     def upload(self, executable: ExecHandle, stream: StreamHandle) -> None:
@@ -230,7 +220,7 @@ class GraphCalls(Driver):
     ) -> None:
         found, target = self._exec_node(executable, node)
         rules.check_kind(target.payload, params.kind)
-        payload = make_payload(self._machine, found.graph, params)
+        payload = settled(make_payload(self._machine, found.graph, params))
         pairs = rules.pair_node(target, payload)
         for old, new in pairs:
             old.payload = rules.merged(old.payload, new.payload)

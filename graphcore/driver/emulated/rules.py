@@ -32,8 +32,8 @@ _BODY_KINDS = frozenset(
     }
 )
 SWITCHABLE_KINDS = frozenset({NodeKind.KERNEL, NodeKind.MEMCPY, NodeKind.MEMSET})
-# an executable's nodes of these kinds take no new parameters one by one
-_FIXED_KINDS = frozenset({NodeKind.EMPTY, NodeKind.ALLOC, NodeKind.FREE, NodeKind.CONDITIONAL})
+# nodes of these kinds take no new parameters one by one
+FIXED_KINDS = frozenset({NodeKind.EMPTY, NodeKind.ALLOC, NodeKind.FREE, NodeKind.CONDITIONAL})
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,12 +238,15 @@ def merged(old: Payload, new: Payload) -> Payload:
 # ---- one node of an executable --------------------------------------------------------------
 
 
-def check_kind(old: Payload, kind: NodeKind) -> None:
-    """Refuses parameters of another kind, and nodes that take none."""
+def check_kind(old: Payload, kind: NodeKind, fixed: frozenset[NodeKind] = FIXED_KINDS) -> None:
+    """Refuses parameters of ``fixed`` kinds, and of another kind than the node's."""
+    if kind in fixed:
+        raise Refused(
+            "CUDA_ERROR_NOT_SUPPORTED",
+            f"nodes of kind {kind.value} cannot be made or changed this way",
+        )
     if old.params.kind is not kind:
         raise invalid(f"expected parameters of kind {old.params.kind.value}, got {kind.value}")
-    if kind in _FIXED_KINDS:
-        raise invalid(f"nodes of kind {kind.value} cannot be changed in an executable")
 
 
 def pair_node(old: Node, new: Payload) -> Pairs:
@@ -286,7 +289,6 @@ def merged_alone(old: Payload, new: Payload) -> Payload:
             params.config,
             cooperative=before.cooperative,
             priority=before.priority,
-            programmatic=before.programmatic,
         )
         result = replace(result, params=replace(params, config=config))
     return result

@@ -220,6 +220,39 @@ def test_parameters_of_another_kind_are_refused(bench: Bench) -> None:
     assert isinstance(bench.driver.node_params(node), KernelParams)
 
 
+@covers("set_node_params")
+def test_a_child_nodes_graph_does_not_change_in_a_description(bench: Bench) -> None:
+    graph = bench.new_graph()
+    child = bench.add(graph, ChildParams(bench.new_graph()))
+    with refused("NOT_SUPPORTED"):
+        bench.driver.set_node_params(child, ChildParams(bench.new_graph()))
+
+
+@covers("add_node", "edges")
+def test_a_programmatic_kernel_node_makes_programmatic_edges(bench: Bench) -> None:
+    x = bench.put([1])
+    graph = bench.new_graph()
+    first = bench.add_kernel(graph, add_one, x, 1)
+    config = LaunchConfig((1, 1, 1), (32, 1, 1), programmatic=True)
+    second = bench.add_kernel(graph, scale, x, 2.0, 1, after=[first], config=config)
+    assert bench.driver.edges(graph) == [Edge(first, second, (1, 0, 1))]
+    bench.driver.remove_edges(graph, bench.driver.edges(graph))
+    assert bench.driver.edges(graph) == []
+
+
+@covers("add_edges")
+def test_edges_keep_their_data(bench: Bench) -> None:
+    x = bench.put([1])
+    graph = bench.new_graph()
+    first, second = (bench.add_kernel(graph, add_one, x, 1) for _ in range(2))
+    edge = Edge(first, second, (1, 0, 1))
+    bench.driver.add_edges(graph, [edge])
+    assert bench.driver.edges(graph) == [edge]
+    with refused("INVALID_VALUE"):
+        bench.driver.remove_edges(graph, [Edge(first, second)])
+    assert bench.driver.edges(graph) == [edge]
+
+
 @covers("destroy_graph")
 def test_executables_outlive_their_graph(graphcore_driver: Driver) -> None:
     bench = Bench(graphcore_driver)

@@ -169,22 +169,6 @@ def test_a_kernels_priority_is_read_back(bench: Bench) -> None:
     assert params.config.priority == -1
 
 
-@covers("node_params")
-def test_parameters_are_copied_when_a_node_is_added(bench: Bench) -> None:
-    x, y = bench.put([1]), bench.put([1])
-    arguments = [bytearray(data) for data in add_one.pack(x, 1)]
-    params = bench.kernel_params(add_one, x, 1)
-    graph = bench.new_graph()
-    node = bench.add(graph, replace(params, arguments=tuple(arguments)))
-    arguments[0][:] = y.to_bytes(8, "little")
-    read = bench.driver.node_params(node)
-    assert isinstance(read, KernelParams)
-    assert read.arguments == add_one.pack(x, 1)
-    bench.run(graph)
-    assert bench.get(x, 1) == [2]
-    assert bench.get(y, 1) == [1]
-
-
 @covers("add_node", "node_kind")
 def test_a_host_node_fires_on_every_launch_also_when_its_graph_is_gone(bench: Bench) -> None:
     calls: list[int] = []

@@ -1,0 +1,172 @@
+"""Captures on the emulated driver beyond the contract: rules a device would crash or hang on."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+from helpers.contract import Bench, refused
+from helpers.kernels import ONE_BLOCK, add_one
+
+from graphcore.driver import LEGACY_STREAM, kernel
+from graphcore.driver.emulated import EmulatedDriver
+from graphcore.driver.records import CaptureState, EmptyParams, StreamHandle
+from graphcore.errors import CudaError
+
+PER_THREAD_STREAM = StreamHandle(2)
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench(EmulatedDriver())
+
+
+def test_a_capture_of_an_unknown_mode_is_refused(bench: Bench) -> None:
+    with pytest.raises(CudaError, match="mode: expected one of global, thread_local, relaxed"):
+        bench.driver.begin_capture(bench.stream.handle, "strict")  # type: ignore[arg-type]
+    with refused("INVALID_VALUE"):
+        bench.driver.exchange_capture_mode("strict")  # type: ignore[arg-type]
+
+
+def test_the_message_of_an_unjoined_capture_names_stream_and_nodes(bench: Bench) -> None:
+    x = bench.put([1])
+    side, forked = bench.new_stream(), bench.new_event()
+    bench.driver.begin_capture(bench.stream.handle, "thread_local")
+    bench.driver.record_event(forked.handle, bench.stream.handle)
+    bench.driver.wait_event(side.handle, forked.handle)
+    bench.launch(add_one, x, 1, stream=side)
+    (leaf,) = bench.driver.capture_status(side.handle).frontier
+    words = f"stream {side.handle:#x} ends in nodes {leaf:#x}"
+    with pytest.raises(CudaError, match=words):
+        bench.driver.end_capture(bench.stream.handle)
+
+
+def test_a_graph_is_captured_into_by_one_capture_at_a_time(bench: Bench) -> None:
+    graph = bench.new_graph()
+    other = bench.new_stream()
+    with bench.capturing(graph=graph), refused("INVALID_VALUE"):
+        bench.driver.begin_capture(other.handle, "thread_local", graph=graph)
+
+
+def test_an_invalidated_capture_leaves_its_given_graph_as_it_was(bench: Bench) -> None:
+    x = bench.put([1])
+    graph = bench.new_graph()
+    before = bench.add(graph, EmptyParams())
+    bench.driver.begin_capture(bench.stream.handle, "thread_local", graph=graph)
+    bench.launch(add_one, x, 1)
+    bench.launch(add_one, x, 1)
+    with refused("STREAM_CAPTURE_UNSUPPORTED"):
+        bench.driver.synchronize()
+    with refused("STREAM_CAPTURE_INVALIDATED"):
+        bench.driver.end_capture(bench.stream.handle)
+    assert bench.driver.nodes(graph) == [before]
+
+
+def test_nodes_of_a_graph_being_captured_are_not_taken_away(bench: Bench) -> None:
+    x = bench.put([1])
+    with bench.capturing() as captured:
+        bench.launch(add_one, x, 1)
+        (node,) = bench.driver.capture_status(bench.stream.handle).frontier
+        with refused("INVALID_VALUE"):
+            bench.driver.destroy_node(node)
+    assert bench.driver.nodes(captured[0]) == [node]
+
+
+def test_destroying_the_stream_of_a_capture_ends_the_capture(bench: Bench) -> None:
+    x = bench.put([1])
+    stream = bench.driver.create_stream(blocking=True)
+    bench.driver.begin_capture(stream, "global")
+    bench.driver.launch(bench.driver.function(add_one), ONE_BLOCK, add_one.pack(x, 1), stream)
+    graph = bench.driver.capture_status(stream).graph
+    assert graph is not None
+    bench.driver.destroy_stream(stream)
+    with refused("INVALID_VALUE"):
+        bench.driver.nodes(graph)
+    # nothing is left that would forbid calls
+    bench.driver.free(bench.driver.alloc(8))
+    bench.driver.synchronize_stream(LEGACY_STREAM)
+
+
+def test_destroying_a_forked_stream_invalidates_the_capture(bench: Bench) -> None:
+    side = bench.driver.create_stream(blocking=False)
+    forked = bench.new_event()
+    bench.driver.begin_capture(bench.stream.handle, "thread_local")
+    bench.driver.record_event(forked.handle, bench.stream.handle)
+    bench.driver.wait_event(side, forked.handle)
+    bench.driver.destroy_stream(side)
+    with refused("STREAM_CAPTURE_INVALIDATED"):
+        bench.driver.end_capture(bench.stream.handle)
+
+
+def test_the_legacy_stream_cannot_be_forked_into_a_capture(bench: Bench) -> None:
+    forked = bench.new_event()
+    bench.driver.begin_capture(bench.stream.handle, "thread_local")
+    bench.driver.record_event(forked.handle, bench.stream.handle)
+    with refused("STREAM_CAPTURE_UNSUPPORTED"):
+        bench.driver.wait_event(LEGACY_STREAM, forked.handle)
+    with refused("STREAM_CAPTURE_INVALIDATED"):
+        bench.driver.end_capture(bench.stream.handle)
+
+
+def test_a_stream_cannot_join_an_invalidated_capture(bench: Bench) -> None:
+    side, forked = bench.new_stream(), bench.new_event()
+    bench.driver.begin_capture(bench.stream.handle, "thread_local")
+    bench.driver.record_event(forked.handle, bench.stream.handle)
+    bench.driver.invalidate_capture(bench.stream.handle)  # type: ignore[attr-defined]
+    with refused("STREAM_CAPTURE_INVALIDATED"):
+        bench.driver.wait_event(side.handle, forked.handle)
+    assert bench.driver.capture_status(side.handle).state is CaptureState.NONE
+    with refused("STREAM_CAPTURE_INVALIDATED"):
+        bench.driver.set_capture_frontier(bench.stream.handle, [])
+
+
+def test_loading_a_kernel_inside_a_capture_invalidates_it(bench: Bench) -> None:
+    late = kernel("late", "", 'extern "C" __global__ void late() {}', lambda _config: None)
+    bench.driver.begin_capture(bench.stream.handle, "thread_local")
+    with refused("STREAM_CAPTURE_UNSUPPORTED"):
+        bench.driver.function(late)
+    with refused("STREAM_CAPTURE_INVALIDATED"):
+        bench.driver.end_capture(bench.stream.handle)
+    bench.driver.function(late)
+
+
+def test_destroying_an_executable_inside_a_capture_breaks_it_and_destroys_nothing(
+    bench: Bench,
+) -> None:
+    x = bench.put([1])
+    graph = bench.new_graph()
+    bench.add_kernel(graph, add_one, x, 1)
+    executable = bench.instantiate(graph)
+    bench.driver.begin_capture(bench.stream.handle, "thread_local")
+    with refused("STREAM_CAPTURE_UNSUPPORTED"):
+        bench.driver.destroy_exec(executable)
+    with refused("STREAM_CAPTURE_INVALIDATED"):
+        bench.driver.end_capture(bench.stream.handle)
+    bench.replay(executable)
+    assert bench.get(x, 1) == [2]
+
+
+def test_an_upload_into_a_capture_is_unsupported(bench: Bench) -> None:
+    executable = bench.instantiate(bench.new_graph())
+    bench.driver.begin_capture(bench.stream.handle, "thread_local")
+    with refused("STREAM_CAPTURE_UNSUPPORTED"):
+        bench.driver.upload(executable, bench.stream.handle)
+    with refused("STREAM_CAPTURE_INVALIDATED"):
+        bench.driver.end_capture(bench.stream.handle)
+
+
+def test_the_per_thread_stream_captures_as_a_blocking_stream(bench: Bench) -> None:
+    assert bench.driver.stream_is_blocking(PER_THREAD_STREAM)
+    bench.driver.begin_capture(PER_THREAD_STREAM, "thread_local")
+    with refused("STREAM_CAPTURE_IMPLICIT"):
+        bench.driver.query_stream(LEGACY_STREAM)
+    with refused("STREAM_CAPTURE_INVALIDATED"):
+        bench.driver.end_capture(PER_THREAD_STREAM)
+
+
+def test_torch_is_recorded_only_where_it_is_loaded(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    with bench.driver.recording(bench.stream.handle):
+        assert "torch" not in sys.modules
