@@ -23,7 +23,7 @@ class HostReadRules(Protocol):
 
     making_constant: bool
 
-    def refuse_host_read(self, name: str) -> NoReturn:
+    def refuse_host_read(self, name: str, hint: str = ...) -> NoReturn:
         """Raises the CudaError that a device's answer would become."""
 
     def is_capturing(self) -> bool:
@@ -42,11 +42,16 @@ _READS: dict[Any, str] = {
     torch.Tensor.__complex__: "complex(tensor)",
     torch.Tensor.__index__: "tensor.__index__()",
     torch.Tensor.__repr__: "repr(tensor)",
+    torch.Tensor.__format__: "format(tensor)",
     torch.Tensor.nonzero: "torch.Tensor.nonzero()",
     torch.Tensor.equal: "torch.Tensor.equal()",
     torch.equal: "torch.equal()",
     torch.nonzero: "torch.nonzero()",
 }
+_TO_HINT = (
+    "as text, the host is meant; on the emulated driver tensor.to(other.device) or "
+    "torch.device('cpu') is the device the tensors are on"
+)
 _CONSTANTS = frozenset({torch.tensor, torch.as_tensor, torch.Tensor.new_tensor})
 _ONE_HOT = frozenset({torch.nn.functional.one_hot})
 
@@ -67,11 +72,11 @@ class HostReads(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         name = _READS.get(func)
-        if name is None and func is torch.Tensor.to and _goes_to_host(args, kwargs):
-            name = 'torch.Tensor.to("cpu")'
         if name is not None and _is_on_cpu(args) and self._rules.is_capturing():
             self._rules.refuse_host_read(name)
-        if func in _CONSTANTS and not _aliases(func, args, kwargs):
+        if func is torch.Tensor.to and _goes_to_host(args, kwargs) and self._rules.is_capturing():
+            self._rules.refuse_host_read('torch.Tensor.to("cpu")', _TO_HINT)
+        if func in _CONSTANTS:
             return self._make_constant(func, args, kwargs)
         if func in _ONE_HOT:
             return _one_hot(func, args, kwargs)
@@ -80,7 +85,12 @@ class HostReads(TorchFunctionMode):
     def _make_constant(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Any:
-        self._rules.making_constant = True
+        position = 1 if func is torch.Tensor.new_tensor else 0
+        data = kwargs.get("data", args[position] if len(args) > position else None)
+        if _holds_tensors(data) and self._rules.is_capturing():
+            self._rules.refuse_host_read(f"torch.{func.__name__}() of a list of tensors")
+        # as_tensor may share the memory of an array, and must go on doing so
+        self._rules.making_constant = func is not torch.as_tensor or _is_python_value(data)
         try:
             return func(*args, **kwargs)
         finally:
@@ -98,10 +108,15 @@ def _goes_to_host(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     return isinstance(device, str) and device.split(":")[0] == "cpu"
 
 
-def _aliases(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """Whether the new tensor may share memory with its source (an array), which must stay so."""
-    data = kwargs.get("data", args[0] if args else None)
-    return func is torch.as_tensor and not isinstance(data, (list, tuple, int, float, complex))
+def _is_python_value(data: Any) -> bool:
+    return isinstance(data, (list, tuple, int, float, complex))
+
+
+def _holds_tensors(data: Any) -> bool:
+    """Whether a list of Python values has tensors in it, whose values torch would read."""
+    if not isinstance(data, (list, tuple)):
+        return False
+    return any(isinstance(each, torch.Tensor) or _holds_tensors(each) for each in data)
 
 
 def _one_hot(func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

@@ -40,7 +40,7 @@ class _Known:
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor = tensor
-        self.alias = tensor.detach()
+        self.alias = _as_normal(tensor) if tensor.is_inference() else tensor.detach()
 
     def is_current(self) -> bool:
         """False once the tensor got other memory or another shape (``.data =``, ``t_()``)."""
@@ -51,6 +51,16 @@ class _Known:
             and tensor.stride() == alias.stride()
             and tensor.dtype == alias.dtype
         )
+
+
+def _as_normal(tensor: torch.Tensor) -> torch.Tensor:
+    """An alias that may be written outside inference mode, unlike a view of an inference tensor."""
+    with torch.inference_mode(False):
+        alias = torch.empty(0, dtype=tensor.dtype)
+        alias.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
+    if tensor.is_conj():
+        alias = alias.conj()
+    return torch._neg_view(alias) if tensor.is_neg() else alias
 
 
 def allocate(meta: TensorMeta) -> torch.Tensor:

@@ -57,8 +57,6 @@ class TorchOperation:
         self.layout = layout_of([len(data) for data in self.arguments])
         self._bound = _bind(facts, call, self._outputs, may_use_out=True)
         self._others: dict[tuple[bytes, ...], Callable[[], object]] = {}
-        # writing an inference tensor outside inference mode is refused by the layers above
-        self._needs_guard = any(tensor.is_inference() for tensor in self.tensors)
 
     @property
     def tensors(self) -> list[torch.Tensor]:
@@ -71,7 +69,7 @@ class TorchOperation:
         if arguments != self.arguments:
             bound = self._bind_others(tuple(arguments))
         try:
-            if self._needs_guard or _something_is_in_force():
+            if _something_is_in_force():
                 with _plain_torch():
                     bound()
             else:

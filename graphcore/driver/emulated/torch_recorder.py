@@ -46,7 +46,7 @@ from graphcore.driver.emulated.torch_arguments import Call
 from graphcore.driver.emulated.torch_host_reads import HostReads, capture_answer
 from graphcore.driver.emulated.torch_memory import Aliases, allocate, resize_written
 from graphcore.driver.emulated.torch_operation import TorchOperation, flatten_tensors
-from graphcore.driver.emulated.torch_schema import OperatorFacts, facts_of
+from graphcore.driver.emulated.torch_schema import OperatorFacts, decompose, facts_of
 from graphcore.driver.emulated.torch_shapes import NeedsData, ShapeInference, map_tensors
 from graphcore.driver.records import CaptureState, CaptureStatus, StreamHandle
 from graphcore.errors import CaptureError
@@ -102,17 +102,17 @@ class Recorder:
         """Whether the stream captures, or did until its capture was invalidated."""
         return self._driver.capture_status(self._stream).state is not CaptureState.NONE
 
-    def refuse_host_read(self, name: str) -> NoReturn:
+    def refuse_host_read(self, name: str, hint: str = rules.HOST_READ_HINT) -> NoReturn:
         """Invalidates the capture and raises what a device would answer."""
         self._driver.invalidate_capture(self._stream)
-        raise cuda_error("CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", name, hint=rules.HOST_READ_HINT)
+        raise cuda_error("CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", name, hint=hint)
 
     def handle(self, func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Does, refuses or records one call."""
         facts = facts_of(func)
         if facts.decomposes:
             with self._calls:
-                return func.decompose(*args, **kwargs)
+                return decompose(func, args, kwargs)
         call = Call(args, kwargs)
         with _alone():
             if facts.does_nothing or rules.is_elsewhere(call):

@@ -118,6 +118,7 @@ def facts_of(func: OpOverload) -> OperatorFacts:
     schema = func._schema
     tags = func.tags
     written = _written(schema)
+    is_lift = schema.name == "aten::lift_fresh"
     metadata_only = torch.Tag.inplace_view in tags
     returns_tensors = any("Tensor" in str(each.type) for each in schema.returns)
     return OperatorFacts(
@@ -125,7 +126,9 @@ def facts_of(func: OpOverload) -> OperatorFacts:
         call=getattr(func, "_op", func),
         written=tuple(written.values()),
         returned=tuple(_written_symbol(each, written) for each in schema.returns),
-        shares_memory=func.is_view or metadata_only or schema.name in _UNDECLARED_VIEWS,
+        shares_memory=(
+            (func.is_view and not is_lift) or metadata_only or schema.name in _UNDECLARED_VIEWS
+        ),
         resizes=schema.name in _RESIZES,
         allocates_only=schema.name in _ALLOCATIONS and not schema.is_mutable,
         does_nothing=schema.name in _NOTHING_TO_DO,
@@ -136,10 +139,25 @@ def facts_of(func: OpOverload) -> OperatorFacts:
             torch.Tag.nondeterministic_seeded in tags and (returns_tensors or schema.is_mutable)
         ),
         is_plain_copy=schema.name in _PLAIN_COPIES and not schema.is_mutable,
-        is_lift=schema.name == "aten::lift_fresh",
-        decomposes=bool(func._can_decompose()),
+        is_lift=is_lift,
+        decomposes=_is_composite(func),
         out_form=None if schema.is_mutable else _find_out_form(func),
     )
+
+
+def decompose(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Runs torch's own (C++) decomposition, whose parts are dispatched one by one."""
+    return func._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
+
+
+def _is_composite(func: OpOverload) -> bool:
+    """Whether eager torch runs it as a composition; in inference mode modes see it whole."""
+    name = func._schema.name + ("." + func._schema.overload_name).rstrip(".")
+
+    def has_kernel(key: str) -> bool:
+        return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, key))
+
+    return has_kernel("CompositeImplicitAutograd") and not has_kernel("CPU")
 
 
 def argument(

@@ -86,16 +86,18 @@ class ShapeInference:
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
             raise NeedsData from error
         except (UnsupportedOperatorException, NotImplementedError) as error:
-            raise CaptureError(
-                f"{func}: expected an operator whose output shapes are known without running it, "
-                "got one without a fake (meta) kernel; register one with "
-                "torch.library.register_fake, or call it outside the capture"
-            ) from error
+            raise _no_shape_function(func) from error
+        except RuntimeError as error:
+            if "no fake impl registered" in str(error):  # how torch.library says it
+                raise _no_shape_function(func) from error
+            raise
         returns = len(func._schema.returns)
         results = result if returns > 1 else (result,)[:returns]
         devices: list[torch.device] = []
 
         def describe(tensor: torch.Tensor) -> TensorMeta:
+            if tensor.layout is not torch.strided:
+                raise CaptureError(f"{func}: expected strided results, got {tensor.layout} ones")
             devices.append(tensor.device)
             return _meta(tensor)
 
@@ -112,6 +114,14 @@ class ShapeInference:
         return FakeTensor(self._mode, meta, tensor.device)
 
 
+def _no_shape_function(func: OpOverload) -> CaptureError:
+    return CaptureError(
+        f"{func}: expected an operator whose output shapes are known without running it, got one "
+        "without a fake (meta) kernel; register one with torch.library.register_fake, or call it "
+        "outside the capture"
+    )
+
+
 def map_tensors(function: Callable[[Any], Any], value: Any) -> Any:
     """``value`` with ``function`` applied to its tensors (or metas), one list deep."""
     if isinstance(value, (torch.Tensor, TensorMeta)):
@@ -122,8 +132,4 @@ def map_tensors(function: Callable[[Any], Any], value: Any) -> Any:
 
 
 def _meta(tensor: torch.Tensor) -> TensorMeta:
-    if tensor.layout is not torch.strided:
-        raise CaptureError(
-            f"expected an operator that returns strided tensors, got {tensor.layout}"
-        )
     return TensorMeta(tuple(tensor.shape), tensor.stride(), tensor.dtype)
