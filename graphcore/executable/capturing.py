@@ -9,20 +9,20 @@ from __future__ import annotations
 
 import gc
 import logging
-import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
-from typing import Any, Literal, get_args
+from typing import Any
 
-from graphcore.driver import CaptureMode, Driver, Stream, active, as_stream
+from graphcore.driver import CaptureMode, Driver, Stream, active
 from graphcore.driver.records import CaptureState, GraphHandle
-from graphcore.errors import (
-    CacheTypeError,
-    CaptureError,
-    ConfigurationError,
-    CudaError,
-    LifecycleError,
+from graphcore.errors import CaptureError, ConfigurationError, CudaError, LifecycleError
+from graphcore.executable.capture_options import (
+    LegacyWork,
+    check_options,
+    fitting_stream,
+    refuse_busy,
+    refuse_second,
 )
 from graphcore.executable.explain import explain_end, explain_failure
 from graphcore.executable.graph import Graph
@@ -33,8 +33,6 @@ from graphcore.interop.torch import MemoryPool
 from graphcore.resources.lifetime import Owner, OwnerSet, collect
 
 _log = logging.getLogger("graphcore")
-
-LegacyWork = Literal["error", "ignore"]
 
 
 def capture(
@@ -123,10 +121,7 @@ class Capture:
         on_legacy_work: LegacyWork,
         expect: int | None,
     ) -> None:
-        _check_choice("mode", mode, get_args(CaptureMode))
-        _check_choice("on_legacy_work", on_legacy_work, get_args(LegacyWork))
-        if expect is not None and (isinstance(expect, bool) or not isinstance(expect, int)):
-            raise ConfigurationError(f"expect: expected a number of nodes or None, got {expect!r}")
+        check_options(mode, on_legacy_work, expect)
         self.mode = mode
         self.on_legacy_work = on_legacy_work
         self.expect = expect
@@ -213,9 +208,10 @@ class Capture:
 
     def __enter__(self) -> Capture:
         self._refuse_reuse()
-        _refuse_second()
+        refuse_second()
         self._prepare()
         self._is_used = True
+        refuse_busy(self.driver, self.stream)
         try:
             self._begin(f"the capture begun at {caller()} on stream {self.stream.handle:#x}")
         except BaseException:
@@ -225,11 +221,6 @@ class Capture:
 
     def _begin(self, name: str) -> None:
         driver, stream = self.driver, self.stream.handle
-        if driver.capture_status(stream).state is not CaptureState.NONE:
-            raise CaptureError(
-                f"stream: expected one that is not capturing, got {stream:#x}, on which somebody "
-                "else captures; it was not harmed"
-            )
         with ExitStack() as blocks:
             blocks.enter_context(_resting_collector())
             blocks.enter_context(self._surroundings())
@@ -335,7 +326,7 @@ class Capture:
             return
         stream, driver = self._given
         chosen = driver if driver is not None else choose_driver(stream)
-        self._stream = _fitting_stream(chosen, stream, self.on_legacy_work)
+        self._stream = fitting_stream(chosen, stream, self.on_legacy_work)
         self._pool = None if chosen.is_emulated else MemoryPool(chosen.device)
         self._driver = chosen
 
@@ -370,51 +361,6 @@ def _end_quietly(driver: Driver, stream: Stream, error: CudaError) -> None:
         driver.destroy_graph(driver.end_capture(stream.handle))
     except CudaError as second:
         error.add_note(f"ending the capture again: {second}")
-
-
-def _refuse_second() -> None:
-    if os.environ.get("GRAPHCORE_DISABLE") == "1":
-        raise CaptureError(
-            "capture: the environment variable GRAPHCORE_DISABLE=1 turns graphs off; unset it, or "
-            "run the step without a capture"
-        )
-    other = active.current()
-    if other is not None:
-        raise CaptureError(
-            f"capture: {other.name} is under way on this thread; end it first, or capture on "
-            "another thread. It was not harmed."
-        )
-
-
-def _fitting_stream(driver: Driver, given: Any, on_legacy_work: LegacyWork) -> Stream:
-    wants_blocking = on_legacy_work == "error"
-    if given is None:
-        return driver.stream(blocking=wants_blocking)
-    stream = as_stream(driver, given)
-    if stream.handle in (0, 1, 2):
-        raise ConfigurationError(
-            f"stream: expected a stream that can capture, got default stream {stream.handle}; "
-            "pass None, or a stream that was created"
-        )
-    device = driver.stream_device(stream.handle)
-    if device != driver.device:
-        raise CacheTypeError(
-            f"stream: expected one of device {driver.device}, got one of device {device}"
-        )
-    if stream.is_blocking != wants_blocking:
-        words = {True: "a blocking", False: "a non-blocking"}
-        other = "ignore" if wants_blocking else "error"
-        raise ConfigurationError(
-            f"on_legacy_work={on_legacy_work!r}: expected {words[wants_blocking]} stream, got "
-            f"{words[not wants_blocking]} one; pass stream=None, another stream, or "
-            f"on_legacy_work={other!r}"
-        )
-    return stream
-
-
-def _check_choice(field: str, value: object, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise ConfigurationError(f"{field}: expected one of {choices}, got {value!r}")
 
 
 @contextmanager

@@ -126,7 +126,17 @@ class Graph:
         """
         from graphcore.resources.fingerprint import fingerprint
 
-        return fingerprint(self, names)
+        return fingerprint(self, names, private=self.private_memory())
+
+    def private_memory(self) -> list[tuple[int, int]]:
+        """(address, bytes) of the memory that belongs to this graph alone: its torch pool's."""
+        pools = (owner.object for owner in self._owners)
+        return [
+            segment
+            for pool in pools
+            if isinstance(pool, torch_interop.MemoryPool)
+            for segment in pool.segments()
+        ]
 
     def _repr_html_(self) -> str:
         return self.snapshot()._repr_html_()

@@ -3,7 +3,8 @@
 Nothing here imports torch, CuPy or cuda.core unless the caller has, or the call is about them.
 """
 
-from graphcore.interop.drivers import choose_driver, default_driver
+from graphcore.driver.kept import default_driver
+from graphcore.interop.drivers import choose_driver
 from graphcore.interop.streams import current_stream, use_stream
 
 __all__ = ["choose_driver", "current_stream", "default_driver", "use_stream"]

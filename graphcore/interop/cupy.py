@@ -34,17 +34,6 @@ def current_stream(device: int) -> int | None:
     return handle
 
 
-def current_device() -> int | None:
-    """CuPy's current device; None where CuPy is not loaded or has no device."""
-    if not is_loaded():
-        return None
-    runtime = sys.modules["cupy"].cuda.runtime
-    try:
-        return int(runtime.getDevice())
-    except runtime.CUDARuntimeError:
-        return None
-
-
 def use_stream(handle: int, device: int) -> AbstractContextManager[object]:
     """Makes ``handle`` CuPy's current stream on ``device``, where CuPy is loaded."""
     if not is_loaded():

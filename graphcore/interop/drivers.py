@@ -1,22 +1,17 @@
 """Which driver is meant where none is given: by streams, buffers and tensors, else by the machine.
 
-Drivers opened here are kept, one per name and device, so that everything made without naming a
-driver works together. They are nobody's to close.
+Where a driver has to be opened, it is a kept one (driver/kept.py).
 """
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable
 from typing import Any
 
-from graphcore.driver import Driver, open_driver
+from graphcore.driver import Driver
+from graphcore.driver.kept import default_driver, kept_driver
 from graphcore.errors import ConfigurationError
 from graphcore.resources.tensors import describe, is_tensor
-
-_drivers: dict[tuple[str, int], Driver] = {}
-_defaults: dict[tuple[str, int], Driver] = {}
 
 
 def choose_driver(*objects: Any) -> Driver:
@@ -52,16 +47,6 @@ def same_driver(one: Driver, other: Driver) -> bool:
     )
 
 
-def default_driver() -> Driver:
-    """What :func:`graphcore.open_driver` opens, on torch's or CuPy's current device; kept."""
-    device = _current_device()
-    key = (os.environ.get("GRAPHCORE_DRIVER", ""), device)
-    if key not in _defaults:
-        driver = open_driver(None, device=device)
-        _defaults[key] = _drivers.setdefault((driver.name, driver.device), driver)
-    return _defaults[key]
-
-
 def _driver_of(obj: Any) -> Driver | None:
     if isinstance(obj, Driver):
         return obj
@@ -70,16 +55,13 @@ def _driver_of(obj: Any) -> Driver | None:
         return driver
     if is_tensor(obj):
         ref = describe(obj)
-        return _kept("cuda", ref.device) if ref.device_kind == "cuda" else _kept("emulated", 0)
+        return (
+            kept_driver("cuda", ref.device)
+            if ref.device_kind == "cuda"
+            else kept_driver("emulated", 0)
+        )
     device = _device_of_stream(obj)
-    return None if device is None else _kept("cuda", device)
-
-
-def _kept(name: str, device: int) -> Driver:
-    key = (name, device)
-    if key not in _drivers:
-        _drivers[key] = open_driver(name, device=device)
-    return _drivers[key]
+    return None if device is None else kept_driver("cuda", device)
 
 
 def _device_of_stream(stream: Any) -> int | None:
@@ -98,13 +80,3 @@ def _device_of_stream(stream: Any) -> int | None:
             # CuPy says -1 for streams that belong to whichever device is current
             return device if isinstance(device, int) and device >= 0 else None
     return None
-
-
-def _current_device() -> int:
-    """The current device of torch or CuPy where one of them is in use; else 0."""
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
-        return int(torch.cuda.current_device())
-    from graphcore.interop import cupy
-
-    return cupy.current_device() or 0

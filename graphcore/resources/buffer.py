@@ -86,9 +86,9 @@ class Buffer:
         sizes = _sizes(shape)
         kind = find_dtype(dtype)
         if driver is None:
-            from graphcore.driver import open_driver
+            from graphcore.driver.kept import default_driver
 
-            driver = open_driver()
+            driver = default_driver()
         storage = _Storage(driver, math.prod(sizes) * kind.itemsize)
         ref = TensorRef(
             address=storage.address,

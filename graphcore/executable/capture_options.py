@@ -1,0 +1,78 @@
+"""What a capture accepts: its options, and a stream that fits them."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Literal, get_args
+
+from graphcore.driver import CaptureMode, Driver, Stream, active, as_stream
+from graphcore.driver.records import CaptureState
+from graphcore.errors import CacheTypeError, CaptureError, ConfigurationError
+
+LegacyWork = Literal["error", "ignore"]
+
+
+def check_options(mode: str, on_legacy_work: str, expect: object) -> None:
+    """Raises ConfigurationError for an option that :func:`capture` does not know."""
+    _check_choice("mode", mode, get_args(CaptureMode))
+    _check_choice("on_legacy_work", on_legacy_work, get_args(LegacyWork))
+    if expect is None:
+        return
+    if isinstance(expect, bool) or not isinstance(expect, int) or expect < 0:
+        raise ConfigurationError(f"expect: expected a number of nodes or None, got {expect!r}")
+
+
+def refuse_second() -> None:
+    """Raises CaptureError where graphs are off, or this thread captures already."""
+    if os.environ.get("GRAPHCORE_DISABLE") == "1":
+        raise CaptureError(
+            "capture: the environment variable GRAPHCORE_DISABLE=1 turns graphs off; unset it, or "
+            "run the step without a capture"
+        )
+    other = active.current()
+    if other is not None:
+        raise CaptureError(
+            f"capture: {other.name} is under way on this thread; end it first, or capture on "
+            "another thread. It was not harmed."
+        )
+
+
+def fitting_stream(driver: Driver, given: Any, on_legacy_work: LegacyWork) -> Stream:
+    """A new stream, or the given one where it fits; raises as :func:`capture` says."""
+    wants_blocking = on_legacy_work == "error"
+    if given is None:
+        return driver.stream(blocking=wants_blocking)
+    stream = as_stream(driver, given)
+    if stream.handle in (0, 1, 2):
+        raise ConfigurationError(
+            f"stream: expected a stream that can capture, got default stream {stream.handle}; "
+            "pass None, or a stream that was created"
+        )
+    device = driver.stream_device(stream.handle)
+    if device != driver.device:
+        raise CacheTypeError(
+            f"stream: expected one of device {driver.device}, got one of device {device}"
+        )
+    if stream.is_blocking != wants_blocking:
+        words = {True: "a blocking", False: "a non-blocking"}
+        other = "ignore" if wants_blocking else "error"
+        raise ConfigurationError(
+            f"on_legacy_work={on_legacy_work!r}: expected {words[wants_blocking]} stream, got "
+            f"{words[not wants_blocking]} one; pass stream=None, another stream, or "
+            f"on_legacy_work={other!r}"
+        )
+    return stream
+
+
+def refuse_busy(driver: Driver, stream: Stream) -> None:
+    """Raises CaptureError where somebody else captures on ``stream``."""
+    if driver.capture_status(stream.handle).state is not CaptureState.NONE:
+        raise CaptureError(
+            f"stream: expected one that is not capturing, got {stream.handle:#x}, on which "
+            "somebody else captures; it was not harmed"
+        )
+
+
+def _check_choice(field: str, value: object, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ConfigurationError(f"{field}: expected one of {choices}, got {value!r}")
