@@ -332,12 +332,13 @@ class Driver(ABC):
         """The hot path: one call without arguments that launches.
 
         Its result is None, or a tuple whose first element is falsy on success; otherwise give the
-        result to :meth:`raise_launch`.
+        result to :meth:`raise_launch`. It may also raise what the library behind it raises, no
+        GraphcoreError: give that exception to :meth:`raise_launch` too.
         """
 
     @abstractmethod
     def raise_launch(self, result: object) -> None:
-        """Raises the CudaError of a failed bound launch."""
+        """Raises the CudaError of a failed bound launch: of its result, or what it raised."""
 
     @abstractmethod
     def upload(self, executable: ExecHandle, stream: StreamHandle) -> None: ...

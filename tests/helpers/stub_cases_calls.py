@@ -144,6 +144,21 @@ def memory_is_allocated_written_copied_filled_and_read():
     raises("CUDA_ERROR_INVALID_VALUE", cuda.free, a)
 
 
+def numbers_that_fit_no_field_are_refused_as_invalid_values():
+    cuda = driver()
+    raises("CUDA_ERROR_INVALID_VALUE", cuda.alloc, -1)
+    address = cuda.alloc(64)
+    for fill in (
+        MemsetParams(address, 256, 1, 4),
+        MemsetParams(address, 1, 3, 4),
+        MemsetParams(address, 1, 1, -4),
+    ):
+        raises("CUDA_ERROR_INVALID_VALUE", cuda.fill, fill, 0)
+        raises("CUDA_ERROR_INVALID_VALUE", cuda.add_node, cuda.create_graph(), [], fill)
+    shape = LaunchConfig((-1, 1, 1), (1, 1, 1))
+    raises("CUDA_ERROR_INVALID_VALUE", cuda.launch, function(cuda), shape, arguments(), 0)
+
+
 def an_address_finds_its_allocation_until_it_is_freed():
     cuda = driver()
     address = cuda.alloc(256)

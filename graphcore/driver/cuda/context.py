@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from graphcore.driver.api import Driver
+from graphcore.driver.codes import cuda_error
 from graphcore.driver.cuda.callbacks import HostCallbacks
 from graphcore.driver.cuda.check import ask, code_name
 from graphcore.driver.cuda.versions import EntryPoints, cuda, usable_version
@@ -83,16 +84,23 @@ S = TypeVar("S", bound=CudaCalls)
 
 
 def in_context(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
-    """Runs a method with its driver's context current."""
+    """Runs a method with its driver's context current.
+
+    A number that fits none of CUDA's fields, which the bindings answer with OverflowError, becomes
+    the CudaError that CUDA would give it.
+    """
 
     @functools.wraps(method)
     def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
         previous = self._context.enter()
-        if previous is None:
-            return method(self, *args, **kwargs)
         try:
             return method(self, *args, **kwargs)
+        except OverflowError as error:
+            raise cuda_error(
+                "CUDA_ERROR_INVALID_VALUE", method.__name__, description=str(error)
+            ) from error
         finally:
-            cuda.cuCtxSetCurrent(previous)
+            if previous is not None:
+                cuda.cuCtxSetCurrent(previous)
 
     return call

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from graphcore.driver.codes import cuda_error
 from graphcore.driver.cuda.versions import cuda
 from graphcore.driver.records import (
     CopyOperand,
@@ -47,11 +48,30 @@ def from_memcpy(copy: Any) -> MemcpyParams | OpaqueParams:
 
 
 def to_memset(params: MemsetParams) -> Any:
-    """``CUDA_MEMSET_NODE_PARAMS``."""
+    """``CUDA_MEMSET_NODE_PARAMS``; CudaError as :func:`check_fill`."""
+    check_fill(params)
     fill = cuda.CUDA_MEMSET_NODE_PARAMS()
     fill.dst, fill.pitch, fill.value = params.address, params.pitch, params.value
     fill.elementSize, fill.width, fill.height = params.element_size, params.width, params.height
     return fill
+
+
+def check_fill(params: MemsetParams) -> None:
+    """Refuses an element size or value that CUDA has no fill for.
+
+    Raises:
+        CudaError: INVALID_VALUE.
+    """
+    size, value = params.element_size, params.value
+    if size not in (1, 2, 4):
+        expected, got = "element_size: expected 1, 2 or 4", size
+    elif not 0 <= value < 1 << (8 * size):
+        expected, got = f"value: expected {size} unsigned bytes", value
+    else:
+        return
+    raise cuda_error(
+        "CUDA_ERROR_INVALID_VALUE", "cuMemset", description=f"fill: {expected}, got {got}"
+    )
 
 
 def from_memset(fill: Any) -> MemsetParams:
@@ -71,8 +91,10 @@ def _set_operand(copy: Any, side: str, operand: CopyOperand, params: MemcpyParam
     setattr(copy, f"{side}MemoryType", _TYPES[operand.memory])
     # UNIFIED addresses go in the device field too
     setattr(copy, f"{side}Host" if is_host else f"{side}Device", operand.address)
-    setattr(copy, f"{side}Pitch", operand.pitch or params.width)
-    setattr(copy, f"{side}Height", operand.rows or params.height)
+    # where they do not matter CUDA still looks at them; elsewhere it refuses what is too small
+    pitch = params.width if params.is_1d else operand.pitch
+    setattr(copy, f"{side}Pitch", pitch)
+    setattr(copy, f"{side}Height", params.height if params.depth == 1 else operand.rows)
 
 
 def _operand(copy: Any, side: str, height: int, depth: int) -> CopyOperand | None:

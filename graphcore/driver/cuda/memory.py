@@ -5,10 +5,9 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-from graphcore.driver.codes import cuda_error
 from graphcore.driver.cuda.check import ask
 from graphcore.driver.cuda.context import CudaCalls, in_context
-from graphcore.driver.cuda.copies import to_memcpy
+from graphcore.driver.cuda.copies import check_fill, to_memcpy
 from graphcore.driver.cuda.versions import cuda
 from graphcore.driver.records import (
     Allocation,
@@ -72,19 +71,12 @@ class MemoryCalls(CudaCalls):
 
     @in_context
     def fill(self, params: MemsetParams, stream: StreamHandle) -> None:
-        calls = _FILL_ROW if params.height == 1 else _FILL_ROWS
-        call = calls.get(params.element_size)
-        if call is None:
-            raise cuda_error(
-                "CUDA_ERROR_INVALID_VALUE",
-                "cuMemsetAsync",
-                description=f"element_size: expected 1, 2 or 4 bytes, got {params.element_size}",
-            )
+        check_fill(params)
+        address, value, shape = params.address, params.value, (params.width, params.height)
         if params.height == 1:
-            ask(call, params.address, params.value, params.width, stream)
+            ask(_FILL_ROW[params.element_size], address, value, params.width, stream)
         else:
-            shape = (params.width, params.height)
-            ask(call, params.address, params.pitch, params.value, *shape, stream)
+            ask(_FILL_ROWS[params.element_size], address, params.pitch, value, *shape, stream)
 
     @in_context
     def read(self, address: int, size: int) -> bytes:
