@@ -190,8 +190,10 @@ class StaticLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is unt
                 f"layer {self.index} {field}: expected {old.dtype} {list(old.shape)} on "
                 f"{old.device}, as constructed, got {new.dtype} {list(new.shape)} on {new.device}"
             )
-        how = "rebound to another tensor" if same else f"rebound as {new.dtype} {list(new.shape)}"
-        self._state.changed(f"layer {self.index} {field} were {how}")
+        self._state.changed(
+            f"layer {self.index} {field}",
+            f"bound to another tensor ({new.dtype} {list(new.shape)})",
+        )
         return new
 
 

@@ -24,8 +24,8 @@ class CacheWatcher(Protocol):
     def holds_graph(self) -> bool:
         """Whether a graph with the cache's addresses exists."""
 
-    def cache_changed(self, reason: str) -> None:
-        """A buffer is no longer the one that was captured."""
+    def cache_changed(self, name: str, how: str) -> None:
+        """The buffer ``name`` is no longer the one that was captured."""
 
     def cache_was_emptied(self, reason: str) -> None:
         """The buffers are the same, but their contents are not those of the last step."""
@@ -79,7 +79,7 @@ class CacheState:
             )
         self._position = tensor
         self.seen = None
-        self.changed("position was rebound to another tensor")
+        self.changed("cache position", f"bound to another tensor ({tensor.dtype})")
 
     @property
     def is_captured(self) -> bool:
@@ -94,10 +94,10 @@ class CacheState:
         """Forgets ``watcher``."""
         self._watchers.discard(watcher)
 
-    def changed(self, reason: str) -> None:
+    def changed(self, name: str, how: str) -> None:
         """Tells the watchers that a buffer is not the captured one any more."""
         for watcher in list(self._watchers):
-            watcher.cache_changed(reason)
+            watcher.cache_changed(name, how)
 
     def emptied(self, reason: str, *, by: CacheWatcher | None = None) -> None:
         """Tells the watchers, except ``by``, that the contents are not what they left."""

@@ -8,16 +8,18 @@ graph owns.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
 
+from graphcore.decode import transformers_compat as compat
 from graphcore.decode.static_cache import StaticKVCache
 from graphcore.decode.step import DecodeStep
 from graphcore.driver import Driver
-from graphcore.executable import Graph, GraphExec, capture
-from graphcore.interop import use_stream
-from graphcore.interop import torch as torch_interop
+from graphcore.executable import Capture, Graph, GraphExec, capture
+from graphcore.interop.torch import annotate_modules
 
 _warmup_steps = 2
 
@@ -49,24 +51,65 @@ def capture_step(
     at = min(held, cache.max_seq_len - 1)  # a full cache has no free slot to warm up in
     slot = cache.saved_slot(at)
     saved = step.saved()
-    with driver.stream(blocking=True) as stream:
-        driver.synchronize()  # the warm-up reads what the current stream has written
-        try:
-            with use_stream(driver, stream), torch.no_grad():
-                for _ in range(_warmup_steps):
-                    cache.seek(at)
-                    step.run()
-                cache.seek(at)
-            stream.synchronize()
-            with (
-                capture(stream, driver=driver) as capturing,
-                torch_interop.annotate_modules(capturing, model),
-                torch.no_grad(),
-            ):
-                step.run()
-        finally:
+    capturing = capture(driver=driver)
+
+    def warm_up() -> None:
+        cache.seek(at)
+        step.run()
+
+    driver.synchronize()  # the capture stream reads what the current one has written
+    try:
+        with torch.no_grad():
+            capturing.warm_up(warm_up, _warmup_steps)
+            cache.seek(at)
             driver.synchronize()
-            step.restore(saved)
-            cache.restore_slot(at, slot)
-            cache.seek(held)
-    return CapturedStep(capturing.graph, capturing.graph.instantiate())
+            with capturing, _named_modules(capturing, model):
+                _keep(capturing, step, model, cache)
+                step.run(capturing.annotate)
+    finally:
+        driver.synchronize()
+        step.restore(saved)
+        cache.restore_slot(at, slot)
+        cache.seek(held)
+    return CapturedStep(capturing.graph, capturing.graph.instantiate(guard="owners"))
+
+
+def _keep(capturing: Capture, step: DecodeStep, model: Any, cache: StaticKVCache) -> None:
+    """Lets the graph keep what it reads and writes, under the names reports use."""
+    for name, tensor in {**cache.named_tensors(), **step.named_tensors()}.items():
+        capturing.keep(tensor, name)
+    capturing.keep(model, "model")
+
+
+@contextmanager
+def _named_modules(capturing: Capture, model: Any) -> Iterator[None]:
+    """Names nodes "layer 3/self_attn/q_proj" in the layers, "lm_head" and so on around them."""
+    layers = compat.decoder_layers(model)
+    with ExitStack() as hooks:
+        for index, layer in enumerate(layers):
+            _name(capturing, f"layer {index}", layer, hooks)
+            hooks.enter_context(annotate_modules(capturing, layer))
+        inside = {id(part) for layer in layers for part in layer.modules()}
+        around = [
+            name
+            for name, part in model.named_modules()
+            if id(part) not in inside and not list(part.children())
+        ]
+        hooks.enter_context(annotate_modules(capturing, model, around))
+        yield
+
+
+def _name(capturing: Capture, label: str, module: Any, hooks: ExitStack) -> None:
+    block: list[AbstractContextManager[None]] = []
+
+    def begin(*_: Any) -> None:
+        block.append(capturing.annotate(label))
+        block[-1].__enter__()
+
+    def end(*_: Any) -> None:
+        if block:
+            block.pop().__exit__(None, None, None)
+
+    hooks.callback(module.register_forward_pre_hook(begin, prepend=True).remove)
+    # always_call: a forward that raises must close its block too
+    hooks.callback(module.register_forward_hook(end, always_call=True).remove)

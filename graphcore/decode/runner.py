@@ -273,11 +273,11 @@ class CUDAGraphAR:
 
     # ---- what the cache tells -------------------------------------------------------------------
 
-    def cache_changed(self, reason: str) -> None:
+    def cache_changed(self, name: str, how: str) -> None:
         """A captured buffer was replaced: every later replay raises, naming it."""
-        self._stale = reason
         if self._captured is not None:
-            self._captured.executable.mark_stale(reason)
+            self._stale = f"{name}: {how}"
+            self._captured.executable.mark_stale(how, name)
 
     @property
     def holds_graph(self) -> bool:
@@ -324,7 +324,7 @@ class CUDAGraphAR:
         self._generation += 1
         start = self.cache.seen_tokens
         self.cache.taken_over(self)
-        self._disarm("the last prompt failed: capture another one")
+        self._disarm("the prompt is being forwarded")
         try:
             with torch.no_grad():
                 self._step.set_eos((), 0)
@@ -333,6 +333,7 @@ class CUDAGraphAR:
                 self._capture_step()
         except BaseException as error:
             _rewind(self.cache, start, error)
+            self._disarm("the last prompt failed: capture another one")
             raise
         self._arm()
 

@@ -7,7 +7,8 @@ it reads and writes has a fixed address; nothing in it depends on a host number.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -19,6 +20,13 @@ from graphcore.decode.static_cache import StaticKVCache
 from graphcore.errors import LifecycleError
 
 _no_token = -1
+
+Annotate = Callable[[str], AbstractContextManager[None]]
+
+
+def _unnamed(label: str) -> AbstractContextManager[None]:
+    del label
+    return nullcontext()
 
 
 class DecodeStep:
@@ -65,17 +73,24 @@ class DecodeStep:
         self._logits.copy_(logits)
         self.history[:, start : start + input_ids.shape[1]] = input_ids
 
-    def run(self) -> None:
-        """One step. This is what is captured."""
-        logits = self.logits
-        chosen = torch.where(self.finished, self._pad, logits.argmax(dim=-1))
+    def run(self, annotate: Annotate = _unnamed) -> None:
+        """One step. This is what is captured; ``annotate`` names its own part of the nodes."""
+        with annotate("next token"):
+            chosen = self._choose()
+        logits = self._forward(chosen[:, None])
+        with annotate("logits"):
+            self.logits.copy_(logits)
+
+    def _choose(self) -> torch.Tensor:
+        """The next token ``[B]``, written to token, history, flags; the forced one is used up."""
+        chosen = torch.where(self.finished, self._pad, self.logits.argmax(dim=-1))
         chosen = torch.where(self._forced >= 0, self._forced, chosen)
         self.token.copy_(chosen)
         self._forced.fill_(_no_token)
         self.finished.logical_or_((chosen[:, None] == self._eos).any(dim=1))
         # before the forward: its last layer advances the position
         self.history.index_copy_(1, self._cache.position.view(1), chosen[:, None])
-        logits.copy_(self._forward(chosen[:, None]))
+        return chosen
 
     def force(self, token: int | torch.Tensor) -> None:
         """Makes the next step take ``token`` (checked) instead of choosing."""

@@ -31,6 +31,7 @@ __all__ = [
     "StaticCache",
     "attention_mask",
     "cache_keyword",
+    "decoder_layers",
     "forward_logits",
     "generation_setting",
     "is_gradient_checkpointing",
@@ -145,6 +146,15 @@ def owning_layers(config: Any) -> tuple[int, ...]:
         return tuple(index for index, mode in enumerate(modes) if mode != "reuse")
     shared = getattr(config, "num_kv_shared_layers", None) or 0
     return tuple(range(count - shared))
+
+
+def decoder_layers(model: Any) -> list[Any]:
+    """The decoder's layer modules, in order; empty where the model does not list them."""
+    count = int(text_config(model).num_hidden_layers)
+    for module in model.modules():
+        if isinstance(module, torch.nn.ModuleList) and len(module) == count:
+            return list(module)
+    return []
 
 
 def layer_shapes(model: Any) -> list[LayerShape]:

@@ -40,7 +40,9 @@ def test_use_cache_false_is_refused(model: Any) -> None:
 
 def test_training_mode_with_active_dropout_is_refused_by_module() -> None:
     gpt2 = make_model("gpt2").train()
-    with pytest.raises(ConfigurationError, match=r"active dropout: p=0.1 of transformer\.drop;.*eval"):
+    with pytest.raises(
+        ConfigurationError, match=r"active dropout: p=0.1 of transformer\.drop;.*eval"
+    ):
         CUDAGraphAR(gpt2, max_seq_len=16)
 
 
@@ -73,7 +75,9 @@ def test_beam_search_of_the_generation_config_is_refused_naming_greedy_and_sampl
     model: Any,
 ) -> None:
     model.generation_config.num_beams = 4
-    with pytest.raises(ConfigurationError, match=r"generation_config.num_beams.*reorders") as caught:
+    with pytest.raises(
+        ConfigurationError, match=r"generation_config.num_beams.*reorders"
+    ) as caught:
         CUDAGraphAR(model, max_seq_len=16)
     assert "greedy" in str(caught.value)
     assert "sampling" in str(caught.value)
@@ -356,7 +360,17 @@ def test_a_polling_interval_that_is_no_positive_int_is_refused(runner: CUDAGraph
         (torch.tensor([1, 2, 3]), r"expected 1 or 2 ids \(the batch\)"),
         (torch.tensor([1], device="meta"), "token: expected device cpu or the host, got meta"),
     ],
-    ids=["large", "negative", "ids negative", "ids large", "bool", "float", "dtype", "count", "dev"],
+    ids=[
+        "large",
+        "negative",
+        "ids negative",
+        "ids large",
+        "bool",
+        "float",
+        "dtype",
+        "count",
+        "dev",
+    ],
 )
 def test_a_token_that_cannot_be_forced_is_refused_and_the_next_replay_is_right(
     runner: CUDAGraphAR, token: Any, match: str
