@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import Any
 
 from graphcore.driver.api import Driver
 from graphcore.driver.opening import open_driver
@@ -36,10 +37,10 @@ def default_driver() -> Driver:
 
 def current_device() -> int:
     """The current device of torch, else of CuPy, where they are in use; else 0."""
-    torch = sys.modules.get("torch")
+    torch: Any = sys.modules.get("torch")
     if hasattr(torch, "cuda") and torch.cuda.is_initialized():
         return int(torch.cuda.current_device())
-    cupy = sys.modules.get("cupy")
+    cupy: Any = sys.modules.get("cupy")
     if hasattr(cupy, "cuda"):
         runtime = cupy.cuda.runtime
         try:

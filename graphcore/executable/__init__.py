@@ -1,6 +1,7 @@
 """What holds driver handles: capture, Graph, GraphExec, and what an update came to."""
 
-from graphcore.executable.capturing import Capture, capture, capture_function
+from graphcore.executable.capture_session import Capture
+from graphcore.executable.capturing import capture, capture_function
 from graphcore.executable.graph import Graph
 from graphcore.executable.graph_exec import GraphExec
 from graphcore.executable.update import UpdateOutcome, UpdateStatus

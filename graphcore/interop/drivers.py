@@ -55,11 +55,8 @@ def _driver_of(obj: Any) -> Driver | None:
         return driver
     if is_tensor(obj):
         ref = describe(obj)
-        return (
-            kept_driver("cuda", ref.device)
-            if ref.device_kind == "cuda"
-            else kept_driver("emulated", 0)
-        )
+        name = "cuda" if ref.device_kind == "cuda" else "emulated"
+        return kept_driver(name, ref.device)
     device = _device_of_stream(obj)
     return None if device is None else kept_driver("cuda", device)
 
