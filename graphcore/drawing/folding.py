@@ -46,16 +46,6 @@ def fold(drawing: Drawing, limit: int = FOLD_LIMIT) -> Folding:
     return Folding(_folded(drawing, best), tuple(tuple(entry) for entry in best))
 
 
-def has_groups(drawing: Drawing) -> bool:
-    """Whether folding by group would show anything else than the boxes themselves."""
-    return any(box.group for box in drawing.boxes)
-
-
-def fold_groups(drawing: Drawing) -> Folding:
-    """The drawing folded by its groups, however small it is."""
-    return fold(drawing, limit=0) if has_groups(drawing) else unfolded(drawing)
-
-
 def _prefix(group: str, depth: int) -> str:
     return "/".join(group.split("/")[:depth])
 

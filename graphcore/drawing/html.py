@@ -192,7 +192,7 @@ class _Rows:
     def table(self, members: Sequence[int]) -> str:
         boxes = [self.drawing.boxes[index] for index in members]
         with_part = any(self._part(box) for box in boxes)
-        with_lines = any(box.lines for box in boxes)
+        with_lines = any(box.lines or box.notes for box in boxes)
         heads = ["#", "kind", *(["part"] if with_part else []), "name", "work"]
         heads += [*(["arguments"] if with_lines else []), "after"]
         head = "".join(f"<th>{name}</th>" for name in heads)
@@ -217,7 +217,7 @@ class _Rows:
         cells.append(f'<td class="gc-n"{reference}>{clean(box.label)}</td>')
         cells.append(f'<td class="gc-w">{clean(box.detail)}</td>')
         if with_lines:
-            cells.append(f'<td class="gc-a">{_lines(box.lines)}</td>')
+            cells.append(f'<td class="gc-a">{_lines(box)}</td>')
         after = ", ".join(f'<a href="#" data-to="{need}">{need}</a>' for need in self.needs[index])
         cells.append(f'<td class="gc-w">{after}</td>')
         group = f' data-group="{clean(box.group)}"' if self.shown_group else ""
@@ -228,10 +228,11 @@ class _Rows:
         return row
 
 
-def _lines(lines: Sequence[str]) -> str:
-    shown = "".join(f"<span>{clean(line)}</span>" for line in lines[:_MOST_LINES])
-    more = len(lines) - _MOST_LINES
-    return shown + (f"<span>and {more} more</span>" if more > 0 else "")
+def _lines(box: Box) -> str:
+    notes = "".join(f"<b>{clean(line)}</b>" for line in box.notes)
+    shown = "".join(f"<span>{clean(line)}</span>" for line in box.lines[:_MOST_LINES])
+    more = len(box.lines) - _MOST_LINES
+    return notes + shown + (f"<span>and {more} more</span>" if more > 0 else "")
 
 
 def _inside(box: Box) -> str:

@@ -37,6 +37,7 @@ class Box:
         group: Path of the groups it lies in, ``"layer 3/attention"``; empty where none.
         title: The label in full.
         lines: Further lines of its table row.
+        notes: Lines that somebody found out about it; shown before the others, and stronger.
         inner: (heading, drawing) of what lies inside the box.
         counts: Of a folded group: how many boxes of each kind it stands for.
     """
@@ -47,6 +48,7 @@ class Box:
     group: str = ""
     title: str = ""
     lines: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     inner: tuple[tuple[str, Drawing], ...] = ()
     counts: tuple[tuple[str, int], ...] = ()
 

@@ -25,6 +25,8 @@ _HEIGHT, _FOLDED_HEIGHT = 44, 60
 _RADIUS = 9
 # how far below and above boxes a link turns into the gap between columns
 _TURN = 12
+# characters XML does not allow, whatever is escaped
+_FORBIDDEN = dict.fromkeys([*range(0x20), *range(0xD800, 0xE000), 0xFFFE, 0xFFFF], " ")
 
 
 def picture(drawing: Drawing) -> str:
@@ -64,8 +66,7 @@ def svg(folding: Folding, *, style: str = "", interactive: bool = False) -> str:
 
 def clean(text: str) -> str:
     """Text for markup: escaped, and without the control characters XML forbids."""
-    plain = "".join(c if c >= " " and not "\ud800" <= c <= "\udfff" else " " for c in text)
-    return escape(plain, quote=True)
+    return escape(text.translate(_FORBIDDEN), quote=True)
 
 
 def _sizes(drawing: Drawing) -> list[tuple[float, float]]:

@@ -57,6 +57,8 @@ class Argument:
             return f"{label} = {self.value}"
         if len(self.data) in (1, 2, 4, 8):
             return f"{label} = {int.from_bytes(self.data, 'little'):#x}"
+        if self.data.isascii() and (text := self.data.decode()).isprintable() and text:
+            return f"{label} = {text!r}"
         shown = self.data[:16].hex(" ", -8)
         return f"{label} = <{self.size} bytes {shown}{'...' if self.size > 16 else ''}>"
 

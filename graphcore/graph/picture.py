@@ -45,7 +45,8 @@ def _box(node: NodeRecord, notes: tuple[str, ...]) -> Box:
         detail=node.work,
         group=node.label,
         title=node.name,
-        lines=(*_lines(node), *notes),
+        lines=_lines(node),
+        notes=notes,
         inner=inner,
     )
 

@@ -68,7 +68,8 @@ class GraphSnapshot:
         """The graph as a neutral drawing.
 
         Args:
-            notes: Further lines for the table row of a node, by node index (attributions, say).
+            notes: What is known about a node beyond itself, by node index (attributions, say);
+                shown in its table row.
         """
         from graphcore.graph.picture import draw
 

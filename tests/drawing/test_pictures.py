@@ -64,15 +64,9 @@ class Checked(HTMLParser):
 
 
 def hostile(count: int = 3) -> Drawing:
-    box = Box(
-        HOSTILE,
-        HOSTILE,
-        HOSTILE,
-        HOSTILE,
-        HOSTILE,
-        (HOSTILE,),
-        (("inside " + HOSTILE, drawing(2)),),
-    )
+    inside = ("inside " + HOSTILE, drawing(2))
+    line = (HOSTILE,)
+    box = Box(HOSTILE, HOSTILE, HOSTILE, HOSTILE, HOSTILE, line, line, (inside,))
     return Drawing((box,) * count, tuple(Link(*pair) for pair in pairwise(range(count))))
 
 
@@ -107,6 +101,7 @@ def test_hostile_names_are_only_text(count: int) -> None:
         assert "\x1b" not in text
         assert "\x00" not in text
         assert "&lt;script&gt;" in text
+        text.encode()
     ElementTree.fromstring(picture.to_svg())
     assert Checked(picture.to_html()).scripts == 1
 
@@ -156,6 +151,11 @@ def test_a_page_of_a_thousand_nodes_stays_under_a_megabyte() -> None:
     assert len(text.encode()) < 1_000_000
     assert text.count("at::native::vectorized_elementwise_kernel") == 1
     assert len(graph.to_svg()) < 60_000
+
+
+def test_notes_come_before_the_arguments_and_stronger() -> None:
+    text = Drawing((Box("k", "kernel", lines=("arg 0 = 0x7",), notes=("arg 0 = keys",)),)).to_html()
+    assert "<b>arg 0 = keys</b><span>arg 0 = 0x7</span>" in text
 
 
 def test_long_argument_lists_are_cut_and_counted() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from helpers.snapshots import VECTORIZED, chain, kernel_node, node
+from helpers.snapshots import VECTORIZED, chain, kernel_node, node, snapshot
 
 from graphcore.driver import Kernel, Parameter, Pointer
 from graphcore.driver.records import (
@@ -12,11 +12,14 @@ from graphcore.driver.records import (
     ConditionalHandle,
     ConditionalParams,
     CopyOperand,
+    EmptyParams,
     EventHandle,
     EventParams,
     GraphHandle,
+    HostParams,
     LaunchConfig,
     MemcpyParams,
+    MemoryKind,
     MemsetParams,
     NodeKind,
 )
@@ -50,13 +53,14 @@ def test_short_names_drop_return_type_parameters_and_namespaces(name: str, short
         (Argument(0, 0, 8, bytes(8), Pointer(0x7F00, "float32"), "f32*", "x"), "x = 0x7f00"),
         (Argument(1, 8, 4, b"\x05\0\0\0", 5, "i32", "n"), "n = 5"),
         (Argument(2, 12, 4, b"\x05\0\0\0"), "arg 2 = 0x5"),
+        (Argument(3, 16, 3, b"cpu"), "arg 3 = 'cpu'"),
         (Argument(3, 16, 3, b"\1\2\3"), "arg 3 = <3 bytes 010203>"),
         (
             Argument(4, 16, 24, bytes(range(24)), bytes(range(24)), "bytes:24", "p"),
             "p = <24 bytes 0001020304050607 08090a0b0c0d0e0f...>",
         ),
     ],
-    ids=["pointer", "typed", "word", "odd", "structure"],
+    ids=["pointer", "typed", "word", "text", "odd", "structure"],
 )
 def test_an_argument_reads_as_its_type_says(argument: Argument, words: str) -> None:
     assert str(argument) == words
@@ -113,3 +117,33 @@ SHAPED = LaunchConfig((16, 8, 1), (32, 2, 4), 4096, (2, 1, 1))
 def test_a_node_says_what_it_is_and_how_much_it_does(record, name: str, work: str) -> None:
     assert (record.name, record.work) == (name, work)
     assert str(record) == f"node 0 ({record.kind.value} {record.short_name})"
+
+
+def test_the_table_row_of_a_node_says_what_it_works_on() -> None:
+    config = LaunchConfig((1, 1, 1), (32, 1, 1), cooperative=True, priority=-2, programmatic=True)
+    to_host = CopyOperand(0x10, MemoryKind.HOST)
+    graph = snapshot(
+        [
+            kernel_node(0, config=config, arguments=[b"\5\0\0\0"]),
+            node(1, MemcpyParams(to_host, CopyOperand(0x20, pitch=8), 4)),
+            node(2, MemsetParams(0x10, 0xAB, 1, 4)),
+            node(3, AllocParams(8, 0x40)),
+            node(4, EventParams(EventHandle(0x99), NodeKind.EVENT_RECORD)),
+            node(5, HostParams(None, 0x77)),
+            node(6, HostParams(chain)),  # type: ignore[arg-type]
+            node(7, EmptyParams()),
+        ]
+    )
+    assert [box.lines for box in graph.drawing().boxes] == [
+        ("cooperative", "programmatic launch", "priority -2", "arg 0 = 0x5"),
+        ("dst 0x10 (host)", "src 0x20 (device, pitch 8)"),
+        ("address 0x10", "value 0xab"),
+        ("address 0x40",),
+        ("event 0x99",),
+        ("callback 0x77",),
+        ("callback chain",),
+        (),
+    ]
+    assert [box.label for box in graph.drawing().boxes[3:]] == [
+        "alloc", "event record", "host", "host", "empty",
+    ]  # fmt: skip

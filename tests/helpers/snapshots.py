@@ -19,7 +19,9 @@ VECTORIZED = (
     "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, "
     "std::array<char*, 3ul> >(int, at::native::CUDAFunctor_add<float>, std::array<char*, 3ul>)"
 )
-HOSTILE = "</title><script>alert('\"1\"')</script>&\x1b[31m\x00<img src=x onerror=alert(2)>"
+HOSTILE = (
+    "</title><script>alert('\"1\"')</script>&\x1b[31m\x00\ud800\uffff<img src=x onerror=alert(2)>"
+)
 
 
 def kernel_node(
