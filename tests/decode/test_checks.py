@@ -1,4 +1,4 @@
-"""Every configuration a runner cannot work with is refused with its own message, before anything."""
+"""Every configuration a runner cannot work with is refused with its own message."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_an_encoder_decoder_is_refused() -> None:
     t5 = T5ForConditionalGeneration(
         T5Config(d_model=16, d_kv=4, d_ff=16, num_layers=1, num_heads=2, vocab_size=32)
     ).eval()
-    with pytest.raises(ConfigurationError, match="T5ForConditionalGeneration.*encoder-decoder"):
+    with pytest.raises(ConfigurationError, match=r"T5ForCondit.*encoder-decoder"):
         CUDAGraphAR(t5, max_seq_len=16)
 
 
@@ -120,7 +120,7 @@ def test_a_model_on_two_devices_or_without_weights_is_refused(model: Any) -> Non
     model.lm_head.to("meta")
     with pytest.raises(ConfigurationError, match=r"one device for all weights.*cpu.*meta"):
         CUDAGraphAR(model, max_seq_len=16)
-    with pytest.raises(ConfigurationError, match="one device for all weights, got .'meta'"):
+    with pytest.raises(ConfigurationError, match=r"one device for all weights, got .'meta'"):
         CUDAGraphAR(make_model().to("meta"), max_seq_len=16)
 
 
@@ -252,7 +252,7 @@ def test_without_a_size_the_cache_holds_what_the_model_has_positions_for(model: 
 
 def test_a_driver_of_another_kind_or_device_is_refused(model: Any) -> None:
     other = SimpleNamespace(name="cuda", is_emulated=False, device=0)
-    with pytest.raises(ConfigurationError, match="driver: expected the emulated driver.*cuda:0"):
+    with pytest.raises(ConfigurationError, match=r"driver: expected the emulated driver.*cuda:0"):
         CUDAGraphAR(model, max_seq_len=16, driver=other)  # type: ignore[arg-type]
     driver = open_driver("emulated")
     assert CUDAGraphAR(model, max_seq_len=16, driver=driver).driver is driver

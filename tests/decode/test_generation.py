@@ -36,8 +36,7 @@ def ends_of(model: Any, prompt: torch.Tensor) -> list[int]:
 # ---- how it ends --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("poll_every", [1, 4, 16, 100])
-@pytest.mark.parametrize("pad", [None, 0, 2], ids=str)
+@pytest.mark.parametrize(("poll_every", "pad"), [(1, None), (4, 0), (16, 2), (100, None)], ids=str)
 def test_rows_end_and_are_padded_as_in_transformers(
     graphcore_driver: Driver, model: Any, prompt: torch.Tensor, poll_every: int, pad: int | None
 ) -> None:
@@ -67,7 +66,8 @@ def test_end_ids_come_from_the_generation_config_unless_given(
     with CUDAGraphAR(model, max_seq_len=32, driver=graphcore_driver) as runner:
         assert torch.equal(runner.generate(one, NEW), short)
         assert torch.equal(runner.generate(one, NEW, eos_token_id=()), whole)
-        runner.capture(one) if runner.cache.reset() is None else None
+        runner.cache.reset()
+        runner.capture(one)
         replays = torch.stack([runner.replay().clone() for _ in range(NEW)], 1)
         assert torch.equal(replays, whole[:, 5:])
 

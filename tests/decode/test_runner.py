@@ -213,7 +213,7 @@ def test_two_runners_taken_in_turns_do_not_interfere(graphcore_driver: Driver) -
         prompts = prompt_for(one, 5), prompt_for(other, 7, seed=1)
         expected = [
             eager_tokens(runner.model, prompt, 8)[:, prompt.shape[1] :]
-            for runner, prompt in zip((one, other), prompts)
+            for runner, prompt in zip((one, other), prompts, strict=True)
         ]
         one.capture(prompts[0])
         other.capture(prompts[1])
@@ -258,7 +258,7 @@ def test_a_prompt_that_fills_the_cache_is_captured_without_touching_a_slot(
     eager = make_runner(graphcore_driver, max_seq_len=8, capture=False)
     eager.capture(prompt)
     runner.capture(prompt)
-    for mine, theirs in zip(runner.cache.layers, eager.cache.layers):
+    for mine, theirs in zip(runner.cache.layers, eager.cache.layers, strict=True):
         assert torch.equal(mine.keys, theirs.keys)
         assert torch.equal(mine.values, theirs.values)
     with pytest.raises(CapacityError, match="max_seq_len is 8 tokens and 8 are held"):

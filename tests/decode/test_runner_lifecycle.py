@@ -1,4 +1,4 @@
-"""What happens to a runner when something goes wrong: order, staleness, interrupts, failed captures."""
+"""A runner when something goes wrong: order of calls, stale buffers, failures, interrupts."""
 
 from __future__ import annotations
 
@@ -231,7 +231,7 @@ def test_a_captured_cache_refuses_reorder_and_crop_with_the_reason(
     runner: CUDAGraphAR, prompt: torch.Tensor, expected: torch.Tensor
 ) -> None:
     runner.capture(prompt)
-    with pytest.raises(LifecycleError, match="reorder_cache: refused.*beam search"):
+    with pytest.raises(LifecycleError, match=r"reorder_cache: refused.*beam search"):
         runner.cache.reorder_cache(torch.tensor([0]))
     with pytest.raises(LifecycleError, match="crop: refused"):
         runner.cache.crop(-1)
@@ -457,12 +457,16 @@ def test_a_failure_while_emptying_the_cache_again_becomes_a_note(
 def test_an_interrupted_stream_leaves_the_runner_usable(
     runner: CUDAGraphAR, prompt: torch.Tensor, expected: torch.Tensor
 ) -> None:
-    tokens = []
-    with pytest.raises(KeyboardInterrupt):
+    tokens: list[int] = []
+
+    def listen() -> None:
         for ids in runner.stream(prompt, NEW):
             tokens.append(int(ids))
             if len(tokens) == 3:
                 raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        listen()
     assert tokens == expected[0, PROMPT : PROMPT + 3].tolist()
     assert int(runner.replay()) == int(expected[0, PROMPT + 3])
     assert_works(runner, prompt, expected)

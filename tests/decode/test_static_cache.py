@@ -156,7 +156,7 @@ def test_the_position_advances_once_per_step_at_the_last_owning_layer(device: st
     assert cache.get_seq_length() == cache.get_seq_length(2) == 2
     assert cache.get_max_length(2) == 4
     assert cache.get_mask_sizes(1, 2) == (4, 0)
-    with pytest.raises(ConfigurationError, match="layer 2.*owns no K/V"):
+    with pytest.raises(ConfigurationError, match=r"layer 2.*owns no K/V"):
         cache.layers[2].update(*states(cache))
     cache.reset()
     cache.layers[2].reset()
@@ -174,12 +174,16 @@ def test_capacity_three_holds_three_and_refuses_the_fourth_unchanged(device: str
             cache.update(*states(cache), layer)
         assert isinstance(caught.value, ValueError)
     assert (cache.seen_tokens, int(cache.position)) == (3, 3)
-    assert all(torch.equal(layer.keys, kept) for layer, kept in zip(cache.layers, before))
+    assert all(
+        torch.equal(layer.keys, kept) for layer, kept in zip(cache.layers, before, strict=True)
+    )
     cache.reset()
     torch.manual_seed(0)
     for _ in range(3):
         write_step(cache)
-    assert all(torch.equal(layer.keys, kept) for layer, kept in zip(cache.layers, before))
+    assert all(
+        torch.equal(layer.keys, kept) for layer, kept in zip(cache.layers, before, strict=True)
+    )
 
 
 def test_a_chunk_that_does_not_fit_writes_nothing_of_itself(device: str) -> None:
@@ -356,7 +360,7 @@ def test_a_fitting_tensor_may_be_bound_while_no_graph_depends_on_the_cache() -> 
 
 def test_a_position_that_is_no_int64_scalar_is_refused() -> None:
     cache = make_cache()
-    with pytest.raises(ConfigurationError, match="position: expected a 0-d torch.int64"):
+    with pytest.raises(ConfigurationError, match=r"position: expected a 0-d torch\.int64"):
         cache.position = torch.zeros(2, dtype=torch.int64)
 
 

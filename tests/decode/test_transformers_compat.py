@@ -1,4 +1,4 @@
-"""What is read from a model's configuration, for each way that versions of transformers write it."""
+"""What is read from a model's configuration, however versions of transformers write it."""
 
 from __future__ import annotations
 
