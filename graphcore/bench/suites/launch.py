@@ -19,6 +19,7 @@ from graphcore.bench.suites import Measured, Request
 from graphcore.bench.suites.chain import Chain
 from graphcore.bench.suites.launch_peers import EMULATED_PEERS, PEERS
 from graphcore.driver import Driver
+from graphcore.errors import ConfigurationError
 
 Note = Mapping[str, Any]
 
@@ -45,6 +46,8 @@ def run(driver: Driver, request: Request) -> Measured:
 def _measure_chain(chain: Chain, request: Request, notes: list[Note]) -> list[Row]:
     driver = chain.driver
     peers = _peer_arms(chain, request, notes)
+    if not peers:
+        raise ConfigurationError(f"peers: expected at least one, got none: {notes}")
     floor = _floor_arm(chain)
     plain, guarded = chain.graph.instantiate(), chain.graph.instantiate(guard="owners")
     ours = [
@@ -76,8 +79,8 @@ def _peer_arms(chain: Chain, request: Request, notes: list[Note]) -> list[Arm]:
             continue
         try:
             arms.append(_arm(chain, name, build(chain)))
-        except ImportError as error:
-            notes.append({"left out": name, "reason": str(error)})
+        except Exception as error:  # another library's: one broken peer must not cost the run
+            notes.append({"left out": name, "reason": f"{type(error).__name__}: {error}"})
     return arms
 
 

@@ -1,7 +1,7 @@
 """How others launch the chain of suite launch: each peer captures the same kernels its own way.
 
-A peer is a function of the chain that returns a call without arguments. It raises ImportError where
-its library is missing; whatever the call needs alive it holds.
+A peer is a function of the chain that returns a call without arguments, which holds whatever it
+needs alive. What it raises where its library is missing or cannot do it becomes a note.
 """
 
 from __future__ import annotations
@@ -58,8 +58,10 @@ def cupy(chain: Chain) -> Launch:
     with library.cuda.Device(chain.driver.device):
         stream = library.cuda.Stream(non_blocking=True)
         stream.begin_capture()
-        chain.launch_on(StreamHandle(stream.ptr))
-        graph = stream.end_capture()
+        try:
+            chain.launch_on(StreamHandle(stream.ptr))
+        finally:
+            graph = stream.end_capture()
     return functools.partial(graph.launch, stream)
 
 
