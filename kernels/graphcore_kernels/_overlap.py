@@ -14,7 +14,7 @@ from functools import lru_cache
 Sides = Sequence[tuple[int, int]]
 """(size, stride) of each dimension, in one unit for size and stride alike."""
 
-_MOST_STEPS = 100_000
+_MOST_STEPS = 20_000
 
 
 def span(sides: Sides) -> tuple[int, int]:

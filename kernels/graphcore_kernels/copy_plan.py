@@ -191,7 +191,7 @@ def _classify(dst: Axes, src: Axes, word: int) -> CopyClass:
             return CopyClass.CONTIGUOUS
         is_short = dst[-1].size * word < _SECTOR
         return CopyClass.SHORT_INNER if is_short else CopyClass.ROWS
-    if fastest[0] and any(axis.stride in (1, -1) for axis in src[:-1]):
+    if fastest[0] and src[-1].stride and any(axis.stride in (1, -1) for axis in src[:-1]):
         return CopyClass.TRANSPOSE
     return CopyClass.GENERAL
 

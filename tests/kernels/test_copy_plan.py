@@ -1,0 +1,226 @@
+"""The planner: what it decides, and that what it decided is the same copy."""
+
+from __future__ import annotations
+
+import math
+import struct
+from dataclasses import replace
+
+import numpy
+import pytest
+from graphcore_kernels import CopyClass
+from graphcore_kernels._axes import Axis
+from graphcore_kernels._division import Magic, divide
+from graphcore_kernels.copy_plan import MAX_AXES, CopyForm, CopyLayout, dims_bytes, lay_out
+from helpers.strided_views import CASES, Pair, View, dense, like, pair, pairs
+from hypothesis import given, settings
+
+from graphcore.errors import ConfigurationError
+
+
+def lay_out_pair(copy: Pair) -> CopyLayout:
+    return lay_out(
+        copy.dst.sides,
+        copy.src.sides,
+        copy.dst.itemsize,
+        copy.dst.start % 16,
+        copy.src.start % 16,
+    )
+
+
+def byte_map(copy: Pair) -> dict[int, int]:
+    """Destination byte -> source byte, relative to the first elements, from the definition."""
+    itemsize = copy.dst.itemsize
+
+    def bytes_of(view: View) -> numpy.ndarray:
+        grids = numpy.indices(view.shape).reshape(len(view.shape), view.size)
+        starts = numpy.array(view.strides, int).reshape(1, -1) @ grids * itemsize
+        return (starts.reshape(-1, 1) + numpy.arange(itemsize)).ravel()
+
+    return dict(zip(bytes_of(copy.dst).tolist(), bytes_of(copy.src).tolist(), strict=True))
+
+
+def offset_of(axes: tuple[Axis, ...], index: int) -> int:
+    offset = 0
+    for size, stride in reversed(axes):
+        index, inner = divmod(index, size)
+        offset += inner * stride
+    return offset
+
+
+def planned_bytes(layout: CopyLayout) -> dict[int, int]:
+    """Destination byte -> source byte, as the layout says."""
+    if layout.form is CopyForm.CONTIGUOUS:
+        nbytes = layout.head + layout.count * layout.word + layout.tail
+        return {layout.dst_start + at: layout.src_start + at for at in range(nbytes)}
+    moved = {}
+    for index in range(layout.count):
+        dst = layout.dst_start + offset_of(layout.dst_axes, index) * layout.word
+        src = layout.src_start + offset_of(layout.src_axes, index) * layout.word
+        moved.update({dst + byte: src + byte for byte in range(layout.word)})
+    return moved
+
+
+@given(pairs(most=4))
+@settings(max_examples=300, deadline=None)
+def test_a_layout_moves_each_byte_where_the_definition_says(copy):
+    layout = lay_out_pair(copy)
+    assert planned_bytes(layout) == byte_map(copy)
+    if layout.form is not CopyForm.CONTIGUOUS:
+        assert 1 <= len(layout.dst_axes) <= MAX_AXES
+        assert all(axis.size > 1 for axis in (*layout.dst_axes, *layout.src_axes))
+        assert math.prod(a.size for a in layout.src_axes) == layout.count
+
+
+@given(pairs())
+@settings(max_examples=300, deadline=None)
+def test_every_word_that_moves_is_aligned(copy):
+    layout = lay_out_pair(copy)
+    if layout.count:
+        assert (copy.dst.start + layout.dst_start + layout.head) % layout.word == 0
+        assert (copy.src.start + layout.src_start + layout.head) % layout.word == 0
+    assert layout.head < layout.word
+    assert layout.tail < layout.word
+
+
+@pytest.mark.parametrize(
+    ("copy", "copy_class", "word", "axes"),
+    [
+        (CASES["one element"], CopyClass.CONTIGUOUS, 16, ()),
+        (CASES["contiguous, odd"], CopyClass.CONTIGUOUS, 16, ()),
+        (CASES["contiguous, both one element off"], CopyClass.CONTIGUOUS, 16, ()),
+        (CASES["contiguous, source one element off"], CopyClass.CONTIGUOUS, 4, ()),
+        (CASES["both reversed"], CopyClass.CONTIGUOUS, 16, ()),
+        (CASES["reshape, dense"], CopyClass.CONTIGUOUS, 16, ()),
+        (CASES["ten dimensions that merge"], CopyClass.CONTIGUOUS, 16, ()),
+        (CASES["pitched rows"], CopyClass.ROWS, 16, ((61, 32, 24), (24, 1, 1))),
+        (CASES["odd rows"], CopyClass.ROWS, 4, ((17, 1029, 1033), (1021, 1, 1))),
+        (CASES["rows, misaligned"], CopyClass.ROWS, 4, ((33, 72, 64), (64, 1, 1))),
+        (CASES["rows, misaligned by a byte"], CopyClass.ROWS, 1, ((9, 288, 256), (256, 1, 1))),
+        (CASES["broadcast row"], CopyClass.ROWS, 16, ((41, 24, 0), (24, 1, 1))),
+        (CASES["BSHD to BHSD"], CopyClass.ROWS, 16, None),
+        (CASES["short rows"], CopyClass.SHORT_INNER, 4, ((401, 8, 3), (3, 1, 1))),
+        (CASES["short rows, one word"], CopyClass.SHORT_INNER, 16, ((401, 2, 1),)),
+        (CASES["transpose"], CopyClass.TRANSPOSE, 4, ((67, 45, 1), (45, 1, 67))),
+        (CASES["5-D reverse"], CopyClass.TRANSPOSE, 4, None),
+        (CASES["every second column"], CopyClass.GENERAL, 4, ((1850, 1, 2),)),
+        (CASES["into every second column"], CopyClass.GENERAL, 4, ((1850, 2, 1),)),
+        (CASES["broadcast column"], CopyClass.GENERAL, 4, ((41, 96, 1), (96, 1, 0))),
+        (CASES["reshape of a transpose"], CopyClass.TRANSPOSE, 4, ((21, 20, 1), (20, 1, 21))),
+    ],
+)
+def test_a_copy_is_classified_merged_and_widened(copy, copy_class, word, axes):
+    layout = lay_out_pair(copy)
+    assert (layout.copy_class, layout.word) == (copy_class, word)
+    if axes is not None:
+        pairs_ = zip(layout.dst_axes, layout.src_axes, strict=True)
+        assert tuple((d.size, d.stride, s.stride) for d, s in pairs_) == axes
+
+
+def test_shapes_without_common_axes_keep_an_axis_set_each():
+    layout = lay_out_pair(CASES["reshape without common axes"])
+    assert (layout.form, layout.word) == (CopyForm.SPLIT, 8)
+    assert layout.dst_axes == ((15, 15), (14, 1))
+    assert layout.src_axes == ((21, 12), (10, 1))
+
+
+def test_the_same_copy_is_planned_once():
+    sides = dense(7, 11).sides
+    assert lay_out(sides, sides, 4, 0, 0) is lay_out(sides, sides, 4, 0, 0)
+
+
+def test_row_counts_change_neither_class_nor_kernel():
+    layouts = [
+        lay_out_pair(Pair(like(lambda a: a[:, :64], rows, 72), dense(rows, 64)))
+        for rows in (2, 64, 100_000)
+    ]
+    assert len({(layout.copy_class, layout.kernel_name) for layout in layouts}) == 1
+
+
+BIG = [
+    pytest.param(dense(2, 2**30), 64, id="2**31 elements"),
+    pytest.param(dense(2, 2**29), 32, id="2**30 elements"),
+    pytest.param(dense(65536, 65537), 64, id="past 2**32 elements"),
+]
+
+
+@pytest.mark.parametrize(("src", "bits"), BIG)
+def test_copies_past_32_bits_use_64_bit_indices(src, bits):
+    # a broadcast first column keeps both sides from merging into one run
+    dst = View(src.shape, (src.shape[1] + 3, 1))
+    layout = lay_out(dst.sides, View(src.shape, (0, 1)).sides, 4, 0, 4)
+    assert (layout.word, layout.index_bits, layout.count) == (4, bits, src.size)
+    axis = layout.dst_axes[-1]
+    code = {32: "I", 64: "Q"}[bits]
+    packed = layout.arguments(0, 0)[3]
+    columns = struct.unpack_from(f"<{3 * MAX_AXES}{code}", packed)
+    size, multiplier, shift = (columns[at + 1] for at in (0, MAX_AXES, 2 * MAX_AXES))
+    assert size == axis.size
+    for index in (0, size - 1, size, layout.count - 1):
+        assert divide(index, Magic(multiplier, shift), bits) == index // size
+
+
+def test_far_offsets_of_few_elements_need_64_bit_indices():
+    far = View((2, 2), (2**31, 2))
+    assert lay_out(far.sides, dense(2, 2).sides, 1).index_bits == 64
+    back = View((2, 2), (-(2**31), 2))
+    assert lay_out(dense(2, 2).sides, back.sides, 1).index_bits == 64
+    near = View((2, 2), (2**31 - 3, 2))
+    assert lay_out(near.sides, dense(2, 2).sides, 1).index_bits == 32
+
+
+def test_wide_words_bring_far_offsets_back_to_32_bits():
+    rows = View((2**16, 2**16), (2**16 + 16, 1))
+    layout = lay_out(rows.sides, dense(2**16, 2**16).sides, 1)
+    assert (layout.word, layout.index_bits) == (16, 32)
+
+
+def test_more_than_eight_axes_are_refused_by_name():
+    shape = (2,) * 9
+    apart = View(shape, tuple(3 ** (9 - axis) for axis in range(9)))
+    with pytest.raises(ConfigurationError, match=r"dst: expected at most 8 dim.*got 9"):
+        lay_out(apart.sides, like(lambda a: a.T, *shape).sides, 4)
+    assert lay_out(apart.sides[1:], like(lambda a: a.T, *shape[1:]).sides, 4).count == 256
+
+
+@pytest.mark.parametrize(
+    "dst",
+    [
+        pytest.param(View((4, 4), (0, 1)), id="broadcast rows"),
+        pytest.param(View((4, 4), (1, 1)), id="sliding window"),
+        pytest.param(View((4, 4), (2, -3)), id="crossing steps"),
+    ],
+)
+def test_a_destination_that_overlaps_itself_is_refused(dst):
+    with pytest.raises(ConfigurationError, match=r"dst: expected strides .* own, got shape"):
+        lay_out(dst.sides, dense(*dst.shape).sides, 4)
+    assert lay_out(dense(*dst.shape).sides, dst.sides, 4).count
+
+
+def test_interleaved_steps_that_never_meet_are_accepted():
+    dst = View((2, 3), (3, 2))
+    assert lay_out(dst.sides, dense(2, 3).sides, 4).count == 6
+
+
+def test_other_element_counts_are_refused():
+    with pytest.raises(ConfigurationError, match=r"src: expected 12 elements .* got 10"):
+        lay_out(dense(3, 4).sides, dense(10).sides, 4)
+
+
+def test_no_elements_is_a_class_of_its_own():
+    layout = lay_out(dense(3, 0).sides, dense(0, 7).sides, 4)
+    assert (layout.copy_class, layout.count) == (CopyClass.EMPTY, 0)
+
+
+@pytest.mark.parametrize("form", [CopyForm.SHARED, CopyForm.SPLIT])
+@pytest.mark.parametrize("bits", [32, 64])
+def test_packed_axes_have_the_size_that_the_signature_names(form, bits):
+    name = "transpose" if form is CopyForm.SHARED else "reshape without common axes"
+    layout = replace(lay_out_pair(CASES[name]), index_bits=bits)
+    assert layout.form is form
+    assert len(layout.arguments(0, 0)[3]) == dims_bytes(form, bits)
+
+
+def test_a_whole_copy_of_few_bytes_has_no_word_at_all():
+    layout = lay_out_pair(pair(dense(3), dense(3), shift=8))
+    assert (layout.head, layout.count, layout.tail) == (8, 0, 4)
