@@ -38,8 +38,8 @@ class TorchOperation:
     Args:
         facts: What is called.
         call: On which tensors (already our own aliases) and plain values.
-        outputs: Per tensor the call returns, flattened: the tensor that receives it, or None where
-            it is one of the arguments.
+        outputs: Per part of what the call returns, flattened: the tensor that receives it, or None
+            where it is one of the arguments, or no tensor.
     """
 
     def __init__(
@@ -68,15 +68,11 @@ class TorchOperation:
         bound = self._bound
         if arguments != self.arguments:
             bound = self._bind_others(tuple(arguments))
-        try:
-            if _something_is_in_force():
-                with _plain_torch():
-                    bound()
-            else:
+        if _something_is_in_force():
+            with _plain_torch():
                 bound()
-        except Exception as error:
-            error.add_note(f"while running the recorded operation {self.name}")
-            raise
+        else:
+            bound()
 
     def _bind_others(self, arguments: tuple[bytes, ...]) -> Callable[[], object]:
         bound = self._others.get(arguments)
@@ -131,15 +127,15 @@ def _bind(
     form = facts.out_form
     if may_use_out and form is not None:
         kwargs = {k: v for k, v in call.kwargs.items() if k in form.keywords}
-        named = dict(zip(form.names, outputs, strict=True))
+        named: dict[str, Any] = dict(zip(form.names, outputs, strict=True))
         return functools.partial(form.call, *call.args, **kwargs, **named)
     return functools.partial(_run_and_copy, whole, tuple(outputs))
 
 
 def _run_and_copy(whole: Callable[[], object], outputs: tuple[torch.Tensor | None, ...]) -> None:
-    for output, result in zip(outputs, flatten_tensors(whole()), strict=True):
-        # torch's CPU kernels leave some auxiliary results empty that its shape functions promise
-        if output is None or not result.numel():
+    for output, result in zip(outputs, flatten(whole()), strict=True):
+        # torch's CPU kernels leave out some auxiliary results that its shape functions promise
+        if output is None or result is None or not result.numel():
             continue
         if output.shape != result.shape:
             raise refuse_arguments(
@@ -148,13 +144,13 @@ def _run_and_copy(whole: Callable[[], object], outputs: tuple[torch.Tensor | Non
         output.copy_(result)
 
 
-def flatten_tensors(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors in the result of an operator, in order."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
+def flatten(value: Any) -> Iterator[Any]:
+    """The parts of an operator's result, in order: tensors, None and plain values."""
+    if isinstance(value, (list, tuple)):
         for each in value:
-            yield from flatten_tensors(each)
+            yield from flatten(each)
+    else:
+        yield value
 
 
 def _something_is_in_force() -> bool:

@@ -45,7 +45,7 @@ from graphcore.driver.emulated.operation import Operation
 from graphcore.driver.emulated.torch_arguments import Call
 from graphcore.driver.emulated.torch_host_reads import HostReads, capture_answer
 from graphcore.driver.emulated.torch_memory import Aliases, allocate, resize_written
-from graphcore.driver.emulated.torch_operation import TorchOperation, flatten_tensors
+from graphcore.driver.emulated.torch_operation import TorchOperation, flatten
 from graphcore.driver.emulated.torch_schema import OperatorFacts, decompose, facts_of
 from graphcore.driver.emulated.torch_shapes import NeedsData, ShapeInference, map_tensors
 from graphcore.driver.records import CaptureState, CaptureStatus, StreamHandle
@@ -163,9 +163,9 @@ class Recorder:
 
     def _launch(self, facts: OperatorFacts, call: Call, results: list[Any]) -> None:
         outputs = [
-            self._aliases.of(tensor) if place is None else None
+            self._aliases.of(part) if place is None and isinstance(part, torch.Tensor) else None
             for place, each in zip(facts.returned, results, strict=True)
-            for tensor in flatten_tensors(each)
+            for part in flatten(each)
         ]
         own = call.with_tensors([self._aliases.of(tensor) for tensor in call.tensors])
         operation = TorchOperation(facts, own, outputs)
