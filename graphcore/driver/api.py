@@ -1,6 +1,6 @@
 """The driver seam: everything graphcore asks of CUDA, as one abstract class with two drivers.
 
-``cuda.py`` talks to a device; ``emulated/`` does the same in plain Python and NumPy, with the same
+``cuda/`` talks to a device; ``emulated/`` does the same in plain Python and NumPy, with the same
 rules and the same error codes. Nothing above this package imports ``cuda.bindings``.
 
 Error contract of every method: a call that fails raises :class:`graphcore.errors.CudaError` with
