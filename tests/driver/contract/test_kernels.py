@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 from helpers.contract import Bench, covers, refused
-from helpers.kernels import add_one, axpy, copy_bytes, write_cluster_size, write_shape
+from helpers.kernels import (
+    ONE_BLOCK,
+    add_one,
+    axpy,
+    copy_bytes,
+    write_cluster_size,
+    write_shape,
+)
 
 from graphcore.driver import Kernel
 from graphcore.driver.records import LaunchConfig
@@ -41,6 +48,21 @@ def test_two_kernels_of_one_driver_share_the_context(bench: Bench) -> None:
         bench.driver.function_info(bench.driver.function(kernel)) for kernel in (add_one, axpy)
     ]
     assert infos[0].context == infos[1].context
+
+
+@covers("kernel_of")
+def test_a_driver_knows_which_kernel_a_function_was_loaded_from(bench: Bench) -> None:
+    assert bench.driver.kernel_of(bench.driver.function(add_one)) is add_one
+    assert bench.driver.kernel_of(bench.driver.function(axpy)) is axpy
+
+
+@covers("launch")
+def test_arguments_that_are_not_the_kernels_are_refused(bench: Bench) -> None:
+    x = bench.put([1])
+    function = bench.driver.function(axpy)
+    with refused("INVALID_VALUE"):
+        bench.driver.launch(function, ONE_BLOCK, add_one.pack(x, 1), bench.stream.handle)
+    assert bench.get(x, 1) == [1]
 
 
 @covers("launch")

@@ -177,6 +177,14 @@ def test_a_2d_fill_keeps_to_its_rows(bench: Bench) -> None:
 
 
 @covers("fill")
+def test_a_value_wider_than_its_element_is_refused(bench: Bench) -> None:
+    x = bench.alloc(4)
+    with refused("INVALID_VALUE"):
+        bench.driver.fill(fill_1d(x, 256, 4, 1), bench.stream.handle)
+    assert bench.get(x, 4, "uint8") == [255] * 4
+
+
+@covers("fill")
 def test_an_element_of_three_bytes_is_refused(bench: Bench) -> None:
     x = bench.alloc(12)
     with refused("INVALID_VALUE"):

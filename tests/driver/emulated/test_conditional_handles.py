@@ -51,3 +51,12 @@ def test_a_handle_dies_with_everything_that_has_it() -> None:
     gc.collect()
     with pytest.raises(CudaError, match="no conditional has handle"):
         set_conditional(handle, 1)
+
+
+def test_a_conditional_of_an_unknown_form_is_refused() -> None:
+    driver = EmulatedDriver()
+    graph = driver.create_graph()
+    handle = driver.create_conditional(graph)
+    with pytest.raises(CudaError, match="form: expected if, while or switch, got 'until'"):
+        driver.add_node(graph, [], ConditionalParams(handle, "until"))
+    assert driver.nodes(graph) == []

@@ -61,6 +61,7 @@ def test_a_captured_operation_is_a_kernel_node_with_its_name(bench: Bench) -> No
     assert params.arguments == tuple(packed(x))
     info = bench.driver.function_info(params.function)
     assert (info.name, info.layout) == ("test::double", ((0, 8),))
+    assert bench.driver.kernel_of(params.function) is None
     bench.run(captured[0], times=2)
     assert x[0] == 12
 

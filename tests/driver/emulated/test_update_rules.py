@@ -146,6 +146,21 @@ def test_fewer_sinks_than_before_is_a_topology_change() -> None:
     bench.close()
 
 
+def test_nodes_that_no_sink_reaches_are_a_topology_change() -> None:
+    bench = Bench(EmulatedDriver())
+
+    def shape(edges: list[tuple[int, int]]) -> GraphHandle:
+        graph = bench.new_graph()
+        nodes = [bench.add(graph, EmptyParams()) for _ in range(4)]
+        bench.driver.add_edges(graph, [Edge(nodes[a], nodes[b]) for a, b in edges])
+        return graph
+
+    executable = bench.instantiate(shape([(1, 2), (2, 3), (1, 3)]))
+    cyclic = shape([(1, 2), (2, 3), (3, 1)])
+    assert bench.driver.update_exec(executable, cyclic) == RawUpdate(UpdateResult.TOPOLOGY_CHANGED)
+    bench.close()
+
+
 def test_another_programmatic_edge_is_a_topology_change() -> None:
     bench = Bench(EmulatedDriver())
     x = bench.put([1])
