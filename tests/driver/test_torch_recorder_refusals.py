@@ -248,6 +248,18 @@ def shapeless(x: torch.Tensor) -> torch.Tensor:
     return x.clone()
 
 
+@torch.library.custom_op("graphcore_tests::measure", mutates_args=())
+def measure(x: torch.Tensor) -> tuple[torch.Tensor, int]:
+    return x.abs(), x.shape[0]
+
+
+@torch.library.custom_op("graphcore_tests::positive", mutates_args=())
+def positive(x: torch.Tensor) -> torch.Tensor:
+    return x[x > 0]
+
+
+measure.register_fake(lambda x: (torch.empty_like(x), x.shape[0]))
+positive.register_fake(lambda x: x.new_empty(torch.library.get_ctx().new_dynamic_size()))
 scale.register_fake(lambda x, factor: torch.empty_like(x))
 
 
@@ -257,6 +269,28 @@ def test_a_custom_operator_is_one_node(driver: EmulatedDriver) -> None:
     assert taken.names == ["graphcore_tests::shift_.default", "graphcore_tests::scale.default"]
     assert x.tolist() == [1, 1, 1]
     assert taken.replay().tolist() == [9, 9, 9]
+
+
+def test_plain_results_of_a_custom_operator_are_known_in_the_capture(
+    driver: EmulatedDriver,
+) -> None:
+    x = torch.full((3,), -2.0)
+    taken = capture(driver, lambda: measure(x))
+    assert taken.result[1] == 3
+    assert taken.replay()[0].tolist() == [2, 2, 2]
+
+
+def test_a_custom_operator_of_dynamic_size_is_a_host_read(driver: EmulatedDriver) -> None:
+    x = torch.tensor([1.0, -1.0])
+    with pytest.raises(CudaError, match=f"graphcore_tests::positive.default: {UNSUPPORTED}"):
+        capture(driver, lambda: positive(x))
+    with driver.recording(driver.create_stream(blocking=False)):  # which does not capture
+        assert positive(x).tolist() == [1]
+
+
+def test_results_on_a_real_device_are_refused(driver: EmulatedDriver) -> None:
+    with recording(driver, {}), pytest.raises(CaptureError, match=r"CPU memory.*cuda"):
+        torch.ops.aten.zeros.default([3], device=torch.device("cuda:0"))
 
 
 def test_a_custom_operator_without_a_shape_function_is_refused_by_name(

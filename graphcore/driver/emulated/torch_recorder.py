@@ -129,8 +129,7 @@ class Recorder:
     def _is_refused(self, facts: OperatorFacts, func: OpOverload, call: Call) -> bool:
         """Raises for what a capture forbids; True where the call is to run at once instead."""
         if rules.depends_on_values(facts, func, call):
-            if self.is_capturing():
-                self.refuse_host_read(facts.name)
+            self._check_host_read(facts.name)
             return True
         if rules.draws_random_numbers(facts, func, call):
             if self.is_capturing():
@@ -138,11 +137,16 @@ class Recorder:
             return True
         return rules.asks_metadata(facts, func, call)
 
+    def _check_host_read(self, name: str) -> None:
+        if self.is_capturing():
+            self.refuse_host_read(name)
+
     def _record(self, facts: OperatorFacts, func: OpOverload, call: Call) -> Any:
         try:
             inferred = self._shapes.infer(func, call)
         except NeedsData:
-            self.refuse_host_read(facts.name)
+            self._check_host_read(facts.name)
+            return func(*call.args, **call.kwargs)
         if inferred.device is not None and inferred.device.type == "meta":
             return func(*call.args, **call.kwargs)
         if inferred.device is not None and inferred.device.type != "cpu":

@@ -68,11 +68,8 @@ class ShapeInference:
             NeedsData: The shape depends on values.
             CaptureError: The operator has no shape function.
         """
-        key: Any = (func, call.signature(), torch.get_default_dtype())
-        try:
-            known = self._known.get(key)
-        except TypeError:  # an argument that cannot be hashed
-            return self._run(func, call)
+        key = (func, call.signature(), torch.get_default_dtype())
+        known = self._known.get(key)
         if known is None:
             known = self._known[key] = self._run(func, call)
         return known
