@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
@@ -26,6 +27,7 @@ from graphcore.executable.capture_options import (
 from graphcore.executable.explain import explain_end, explain_failure
 from graphcore.executable.graph import Graph
 from graphcore.executable.graph_exec import forget_bindings
+from graphcore.executable.handles import GraphResource
 from graphcore.executable.location import caller
 from graphcore.interop import choose_driver, use_stream
 from graphcore.interop.torch import MemoryPool
@@ -62,6 +64,7 @@ class Capture:
         self._annotations: list[tuple[int, int, str]] = []
         self._graph: Graph | None = None
         self._is_used = False
+        self._thread = 0
 
     # ---- what users see ------------------------------------------------------------------------
 
@@ -113,13 +116,16 @@ class Capture:
                 self._annotations.append((start, stop, label))
 
     def warm_up(self, step: Callable[[], object], times: int) -> None:
-        """Runs ``step`` as the capture will, for real, and waits for it; before the block only.
+        """Runs ``step`` where the capture will, for real, after all work before it, and waits.
 
         Raises:
             LifecycleError: The capture is under way or over.
+            CaptureError: As on entering.
         """
         self._refuse_reuse()
+        refuse_second()
         self._prepare()
+        self.driver.synchronize()  # the step reads what other streams have written
         with self._surroundings():
             for _ in range(times):
                 step()
@@ -155,6 +161,7 @@ class Capture:
             forget_bindings(driver, stream)
             driver.begin_capture(stream, self.mode)
             self._active = active.ActiveCapture(driver, stream, self.mode, name)
+            self._thread = threading.get_ident()
             active.push(self._active)
             blocks.push(self._end)
             blocks.enter_context(driver.recording(stream))
@@ -166,6 +173,12 @@ class Capture:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if self._active is not None and self._thread != threading.get_ident():
+            raise CaptureError(
+                f"{self._active.name}: expected to be ended by the thread that began it, got "
+                "another; it is still under way there",
+                code="CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD",
+            )
         try:
             self._blocks.__exit__(kind, error, trace)
         except BaseException:
@@ -188,7 +201,7 @@ class Capture:
         handle, failure = self._end_once()
         if error is not None:
             if handle is not None:
-                self.driver.destroy_graph(handle)
+                GraphResource(self.driver, handle, owned=True)  # dropped, and so destroyed, here
             explained = explain_failure(error, name)
             if explained is not None:
                 raise explained from error
@@ -276,8 +289,11 @@ class Capture:
 
     def _node_count(self) -> int | None:
         """How many nodes the graph has by now; None where the capture was invalidated."""
-        graph = self.driver.capture_status(self.stream.handle).graph
-        return None if graph is None else len(self.driver.nodes(graph))
+        try:
+            graph = self.driver.capture_status(self.stream.handle).graph
+            return None if graph is None else len(self.driver.nodes(graph))
+        except CudaError:
+            return None
 
     def _refuse_reuse(self) -> None:
         if self._is_used:
