@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from graphcore.decode.cache_state import CacheState, is_capturing
+from graphcore.decode.cache_state import CacheState, is_capturing, static_zeros
 from graphcore.decode.scratch import Scratch
 from graphcore.decode.transformers_compat import CacheLayerMixin
 from graphcore.errors import ConfigurationError, LifecycleError
@@ -43,10 +43,8 @@ class StaticLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is unt
         self.v_head_dim = shapes[1][3]
         self._state = state
         self._scratch = scratch
-        self._keys = torch.zeros(shapes[0], dtype=dtype, device=device)
-        self._values = torch.zeros(shapes[1], dtype=dtype, device=device)
-        torch._dynamo.mark_static_address(self._keys)
-        torch._dynamo.mark_static_address(self._values)
+        self._keys = static_zeros(shapes[0], dtype, device)
+        self._values = static_zeros(shapes[1], dtype, device)
 
     @property
     def keys(self) -> torch.Tensor:

@@ -47,6 +47,17 @@ def refuse_inside_capture(action: str) -> None:
         raise CaptureError(f"{action}: not while a graph is captured; do it before the capture")
 
 
+def static_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A buffer for life: marked static for torch.compile, writable in and out of inference mode.
+
+    A tensor born in inference mode could not be written outside of it.
+    """
+    with torch.inference_mode(False):
+        buffer = torch.zeros(shape, dtype=dtype, device=device)
+    torch._dynamo.mark_static_address(buffer)
+    return buffer
+
+
 class CacheState:
     """Position, capacity and watchers of one cache. Not locked."""
 
@@ -54,8 +65,7 @@ class CacheState:
         self.capacity = capacity
         self.last_owner = last_owner
         self.seen: int | None = 0
-        self._position = torch.zeros((), dtype=torch.int64, device=device)
-        torch._dynamo.mark_static_address(self._position)
+        self._position = static_zeros((), torch.int64, device)
         self._watchers: weakref.WeakSet[CacheWatcher] = weakref.WeakSet()
 
     @property

@@ -54,6 +54,7 @@ def generate(  # noqa: PLR0913  (each is a choice of its own)
     eos_token_id: EosIds = None,
     pad_token_id: int | None = None,
     sampling: Sampling | None = None,
+    attention_mask: torch.Tensor | None = None,
     num_beams: int = 1,
     driver: Driver | None = None,
     capture: bool = True,
@@ -72,6 +73,7 @@ def generate(  # noqa: PLR0913  (each is a choice of its own)
         eos_token_id: As for :meth:`CUDAGraphAR.generate`.
         pad_token_id: As for :meth:`CUDAGraphAR.generate`.
         sampling: None is greedy.
+        attention_mask: As for :meth:`CUDAGraphAR.capture`.
         num_beams: Only 1.
         driver: None: the one for the model's device.
         capture: False decodes eagerly.
@@ -97,7 +99,14 @@ def generate(  # noqa: PLR0913  (each is a choice of its own)
             capture=capture,
         )
         with runner:
-            return runner.generate(input_ids, max_new_tokens, eos_token_id, pad_token_id), runner
+            decoded = runner.generate(
+                input_ids,
+                max_new_tokens,
+                eos_token_id,
+                pad_token_id,
+                attention_mask=attention_mask,
+            )
+        return decoded, runner
 
     try:
         ids, runner = decode(capture)

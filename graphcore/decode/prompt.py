@@ -25,14 +25,16 @@ def check_ids(input_ids: Any) -> torch.Tensor:
     return input_ids
 
 
-def check_prompt(model: Any, cache: StaticKVCache, input_ids: Any) -> torch.Tensor:
+def check_prompt(
+    model: Any, cache: StaticKVCache, input_ids: Any, attention_mask: Any = None
+) -> torch.Tensor:
     """``input_ids`` as int64 ``[batch, tokens]``, checked.
 
     Reads the smallest and largest id, which waits for the device.
 
     Raises:
-        ConfigurationError: As :func:`check_ids`; or another device or batch, or an id outside the
-            vocabulary.
+        ConfigurationError: As :func:`check_ids`; or another device or batch, an id outside the
+            vocabulary, or padding.
     """
     ids = check_ids(input_ids)
     if ids.shape[0] != cache.batch_size:
@@ -49,6 +51,7 @@ def check_prompt(model: Any, cache: StaticKVCache, input_ids: Any) -> torch.Tens
         raise ConfigurationError(
             f"input_ids: expected ids from 0 to {vocabulary - 1}, got {lowest} to {highest}"
         )
+    _check_mask(ids, attention_mask)
     return ids.to(torch.int64)
 
 
@@ -111,6 +114,21 @@ def check_token(model: Any, cache: StaticKVCache, token: Any) -> int | torch.Ten
 def vocabulary_size(model: Any) -> int:
     """Rows of the input embedding: ids that can be looked up."""
     return int(model.get_input_embeddings().weight.shape[0])
+
+
+def _check_mask(ids: torch.Tensor, attention_mask: Any) -> None:
+    if attention_mask is None:
+        return
+    shape = list(getattr(attention_mask, "shape", ()))
+    if shape != list(ids.shape):
+        raise ConfigurationError(
+            f"attention_mask: expected the shape of input_ids {list(ids.shape)}, got {shape}"
+        )
+    if not bool((attention_mask != 0).all()):
+        raise ConfigurationError(
+            "attention_mask: expected all ones, got padding: prompts of different length in one "
+            "batch are not offered in this version"
+        )
 
 
 def _behind(start: int) -> str:

@@ -27,6 +27,7 @@ from graphcore.driver import Driver
 from graphcore.errors import CapacityError, ConfigurationError, LifecycleError
 from graphcore.executable import Graph, GraphExec
 from graphcore.interop import choose_driver
+from graphcore.resources.fingerprint import Fingerprint
 
 _log = logging.getLogger("graphcore")
 
@@ -124,13 +125,25 @@ class CUDAGraphAR:
         """0-d int64 on the device: the slot the next token takes."""
         return self.cache.position
 
+    def fingerprint(self) -> Fingerprint:
+        """What the captured step depends on; the static tensors count by name, not by address.
+
+        Raises:
+            LifecycleError: Nothing was captured.
+        """
+        if self._captured is None:
+            raise LifecycleError("fingerprint: expected a captured step; call capture(input_ids)")
+        return self._captured.graph.fingerprint(self.named_tensors())
+
     def named_tensors(self) -> dict[str, torch.Tensor]:
         """Every static tensor that the step reads or writes, by name (weights left out)."""
         return {**self.cache.named_tensors(), **self._step.named_tensors()}
 
     # ---- capture and replay ---------------------------------------------------------------------
 
-    def capture(self, input_ids: torch.Tensor) -> None:
+    def capture(
+        self, input_ids: torch.Tensor, *, attention_mask: torch.Tensor | None = None
+    ) -> None:
         """Forwards a prompt behind what the cache holds, and captures the step the first time.
 
         Afterwards ``cache.seen_tokens`` has grown by the prompt's length. Later prompts, of any
@@ -138,16 +151,16 @@ class CUDAGraphAR:
 
         Args:
             input_ids: int64 ``[batch, tokens]`` on the model's device.
+            attention_mask: As a tokenizer gives it; all ones: prompts of one batch have the same
+                length in this version.
 
         Raises:
-            ConfigurationError: An empty prompt, a wrong shape, dtype, device, batch or id.
+            ConfigurationError: An empty prompt, a wrong shape, dtype, device, batch or id, padding.
             CapacityError: The prompt does not fit.
             CaptureError: The step cannot be captured; the cache is as before.
             LifecycleError: The runner is closed.
         """
-        self._require_open()
-        refuse_inside_capture("capture()")
-        ids = prompt.check_prompt(self.model, self.cache, input_ids)
+        ids = self._checked_prompt("capture()", input_ids, attention_mask)
         prompt.check_prompt_fits(self.cache, self.cache.seen_tokens, ids.shape[1])
         self._begin(ids)
 
@@ -188,6 +201,7 @@ class CUDAGraphAR:
         eos_token_id: EosIds = None,
         pad_token_id: int | None = None,
         *,
+        attention_mask: torch.Tensor | None = None,
         num_beams: int = 1,
         poll_every: int = 16,
         keep_cache: bool = False,
@@ -201,6 +215,7 @@ class CUDAGraphAR:
                 empty sequence: nothing ends a row.
             pad_token_id: What a finished row repeats; None: the generation config's, else the
                 first end-of-sequence id.
+            attention_mask: As in :meth:`capture`.
             num_beams: Only 1; beam search is refused.
             poll_every: Steps between two looks at whether all rows have finished; a look waits for
                 the device.
@@ -215,16 +230,16 @@ class CUDAGraphAR:
         """
         checks.check_beams(num_beams)
         check_positive("poll_every", poll_every)
-        start, eos = self._start(
-            input_ids, max_new_tokens, eos_token_id, pad_token_id, keep_cache=keep_cache
-        )
+        ids = self._checked_prompt("generate()", input_ids, attention_mask)
+        ends = end_ids(self.model, eos_token_id, pad_token_id)
+        start = self._start(ids, max_new_tokens, *ends, keep_cache=keep_cache)
         for count in range(1, max_new_tokens + 1):
             self.replay()
-            if eos and count % poll_every == 0 and bool(self._step.finished.all()):
+            if ends[0] and count % poll_every == 0 and bool(self._step.finished.all()):
                 break
         self._step.set_eos((), 0)
-        ids = self._step.history[:, start : self.cache.seen_tokens].clone()
-        return cut_after_end(ids, input_ids.shape[1], eos)
+        decoded = self._step.history[:, start : self.cache.seen_tokens].clone()
+        return cut_after_end(decoded, ids.shape[1], ends[0])
 
     def stream(
         self,
@@ -233,6 +248,7 @@ class CUDAGraphAR:
         eos_token_id: EosIds = None,
         pad_token_id: int | None = None,
         *,
+        attention_mask: torch.Tensor | None = None,
         keep_cache: bool = False,
     ) -> Iterator[torch.Tensor]:
         """As :meth:`generate`, one token at a time.
@@ -244,10 +260,10 @@ class CUDAGraphAR:
             An iterator of int64 ``[batch]`` on the host, each a tensor of its own. It ends after
             ``max_new_tokens``, or once all rows have finished.
         """
-        _, eos = self._start(
-            input_ids, max_new_tokens, eos_token_id, pad_token_id, keep_cache=keep_cache
-        )
-        return self._tokens(max_new_tokens, eos, self._generation)
+        ids = self._checked_prompt("stream()", input_ids, attention_mask)
+        ends = end_ids(self.model, eos_token_id, pad_token_id)
+        self._start(ids, max_new_tokens, *ends, keep_cache=keep_cache)
+        return self._tokens(max_new_tokens, ends[0], self._generation)
 
     def close(self) -> None:
         """Gives graph and executable back; final. The cache and the model stay the caller's."""
@@ -299,25 +315,21 @@ class CUDAGraphAR:
 
     def _start(
         self,
-        input_ids: torch.Tensor,
+        ids: torch.Tensor,
         max_new_tokens: int,
-        eos_token_id: EosIds,
-        pad_token_id: int | None,
+        eos: tuple[int, ...],
+        pad: int,
         *,
         keep_cache: bool,
-    ) -> tuple[int, tuple[int, ...]]:
-        """Checks everything, then forwards the prompt; (first slot, end-of-sequence ids)."""
-        self._require_open()
-        refuse_inside_capture("generate()")
-        ids = prompt.check_prompt(self.model, self.cache, input_ids)
+    ) -> int:
+        """Checks the budget, then forwards the checked prompt; the slot of its first token."""
         start = self.cache.seen_tokens if keep_cache else 0
         prompt.check_budget(self.cache, start, ids.shape[1], max_new_tokens)
-        eos, pad = end_ids(self.model, eos_token_id, pad_token_id)
         if not keep_cache:
             self.cache.reset()
         self._begin(ids)
         self._step.set_eos(eos, pad)
-        return start, eos
+        return start
 
     def _begin(self, ids: torch.Tensor) -> None:
         """Forwards a checked prompt, captures if need be, and arms ``replay``."""
@@ -366,9 +378,13 @@ class CUDAGraphAR:
         with torch.no_grad():
             self._step.run()
 
-    def _require_open(self) -> None:
+    def _checked_prompt(
+        self, caller: str, input_ids: torch.Tensor, attention_mask: torch.Tensor | None
+    ) -> torch.Tensor:
         if self._closed:
-            raise LifecycleError("the runner is closed: expected an open one")
+            raise LifecycleError(f"{caller}: expected an open runner, the runner is closed")
+        refuse_inside_capture(caller)
+        return prompt.check_prompt(self.model, self.cache, input_ids, attention_mask)
 
     def _checked_seen(self) -> int:
         """The number of held tokens, if one more may be decoded."""

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 import torch
 
-from graphcore.decode.cache_state import refuse_inside_capture
+from graphcore.decode.cache_state import refuse_inside_capture, static_zeros
 
 
 class Scratch:
@@ -32,13 +32,10 @@ class Scratch:
         if dtype in self._pairs:
             return
         refuse_inside_capture(f"a scratch pair for {dtype}")
-        pair = (
-            torch.zeros(self._key_count, dtype=dtype, device=device),
-            torch.zeros(self._value_count, dtype=dtype, device=device),
+        self._pairs[dtype] = (
+            static_zeros((self._key_count,), dtype, device),
+            static_zeros((self._value_count,), dtype, device),
         )
-        for buffer in pair:
-            torch._dynamo.mark_static_address(buffer)
-        self._pairs[dtype] = pair
 
     def views(
         self, dtype: torch.dtype, keys: torch.Tensor, values: torch.Tensor

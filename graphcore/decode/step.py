@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from graphcore.decode import transformers_compat as compat
+from graphcore.decode.cache_state import static_zeros
 from graphcore.decode.ending import MOST_EOS_IDS
 from graphcore.decode.prompt import vocabulary_size
 from graphcore.decode.static_cache import StaticKVCache
@@ -44,13 +45,14 @@ class DecodeStep:
         self._cache = cache
         self._logits: torch.Tensor | None = None
         self._last_id = vocabulary_size(model) - 1
-        self._slots = torch.arange(slots, device=device)
-        self._forced = torch.full((rows,), _no_token, device=device)
-        self._eos = torch.full((MOST_EOS_IDS,), _no_token, device=device)
-        self._pad = torch.zeros((), dtype=torch.int64, device=device)
-        self.token = torch.zeros(rows, dtype=torch.int64, device=device)
-        self.finished = torch.zeros(rows, dtype=torch.bool, device=device)
-        self.history = torch.zeros((rows, slots), dtype=torch.int64, device=device)
+        self._slots = static_zeros((slots,), torch.int64, device)
+        self._slots.copy_(torch.arange(slots))
+        self._forced = static_zeros((rows,), torch.int64, device).fill_(_no_token)
+        self._eos = static_zeros((MOST_EOS_IDS,), torch.int64, device).fill_(_no_token)
+        self._pad = static_zeros((), torch.int64, device)
+        self.token = static_zeros((rows,), torch.int64, device)
+        self.finished = static_zeros((rows,), torch.bool, device)
+        self.history = static_zeros((rows, slots), torch.int64, device)
 
     @property
     def logits(self) -> torch.Tensor:
@@ -69,7 +71,7 @@ class DecodeStep:
         start = self._cache.seen_tokens
         logits = self._forward(input_ids)
         if self._logits is None:
-            self._logits = torch.empty_like(logits)
+            self._logits = static_zeros(tuple(logits.shape), logits.dtype, logits.device)
         self._logits.copy_(logits)
         self.history[:, start : start + input_ids.shape[1]] = input_ids
 

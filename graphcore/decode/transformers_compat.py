@@ -102,7 +102,7 @@ def attention_mask(model: Any, visible: torch.Tensor) -> torch.Tensor:
     if attention_implementation(model) == "sdpa":
         return visible
     lowest = torch.finfo(model.dtype).min
-    return torch.where(visible, 0.0, lowest).to(model.dtype)
+    return torch.zeros_like(visible, dtype=model.dtype).masked_fill_(~visible, lowest)
 
 
 def attention_implementation(model: Any) -> str | None:

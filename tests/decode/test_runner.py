@@ -17,8 +17,9 @@ from helpers.decode_models import (
 
 from graphcore.decode import CUDAGraphAR, StaticKVCache
 from graphcore.decode.cache_layer import StaticLayer
-from graphcore.driver import Driver
-from graphcore.errors import CapacityError
+from graphcore.driver import Driver, open_driver
+from graphcore.driver.records import NodeKind
+from graphcore.errors import CapacityError, LifecycleError
 
 
 def make_runner(driver: Driver, architecture: str = "llama", **options: Any) -> CUDAGraphAR:
@@ -230,6 +231,49 @@ def test_nodes_carry_the_names_of_the_layers_they_come_from(runner: CUDAGraphAR)
         assert any(f"layer {layer}" in label for label in labels)
 
 
+def test_the_fingerprint_counts_static_tensors_by_name(graphcore_driver: Driver) -> None:
+    with make_runner(graphcore_driver) as one, make_runner(graphcore_driver) as other:
+        with pytest.raises(LifecycleError, match="fingerprint: expected a captured step"):
+            one.fingerprint()
+        one.capture(prompt_for(one, 4))
+        other.capture(prompt_for(other, 4))
+        words = str(one.fingerprint().fields)
+        for name in ("layer 2 keys", "layer 0 values", "cache position", "logits", "token"):
+            assert name in words
+        differences = " ".join(one.fingerprint().compare(other.fingerprint()))
+        assert "layer 2 keys" not in differences
+
+
+def test_a_graph_of_the_step_allocates_no_k_or_v_storage(graphcore_driver: Driver) -> None:
+    runner = make_runner(graphcore_driver)
+    again = CUDAGraphAR(runner.model, runner.cache, driver=graphcore_driver)
+    before = {name: held.data_ptr() for name, held in runner.cache.named_tensors().items()}
+    for each in (runner, again):
+        each.capture(prompt_for(runner, 4))
+        kinds = {node.kind for node in each.graph.snapshot().nodes}
+        assert not kinds & {NodeKind.ALLOC, NodeKind.FREE}
+    assert before == {name: held.data_ptr() for name, held in runner.cache.named_tensors().items()}
+    runner.close()
+    again.close()
+
+
+def test_a_runner_made_in_inference_mode_works_outside_of_it(graphcore_driver: Driver) -> None:
+    with torch.inference_mode():
+        runner = make_runner(graphcore_driver)
+        prompt = prompt_for(runner, 5)
+        inside = runner.generate(prompt, 6).tolist()
+    assert runner.generate(prompt.clone(), 6).tolist() == inside
+    runner.close()
+
+
+def test_the_step_orders_its_work_by_dependencies_not_by_luck() -> None:
+    """The adversarial driver runs what is not ordered in random orders."""
+    driver = open_driver("emulated", order="adversarial", seed=3)
+    with make_runner(driver) as runner:
+        prompt = prompt_for(runner, 5)
+        assert torch.equal(runner.generate(prompt, 8), eager_tokens(runner.model, prompt, 8))
+
+
 # ---- no trace -----------------------------------------------------------------------------------
 
 
@@ -321,7 +365,6 @@ def test_a_replay_costs_the_host_little_beyond_the_launch(graphcore_driver: Driv
 
 @pytest.mark.gpu
 def test_a_thousand_replays_change_neither_memory_nor_fingerprint_nor_addresses() -> None:
-    from graphcore.driver import open_driver
     from graphcore.errors import DriverUnavailable
 
     try:

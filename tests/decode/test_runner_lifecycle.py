@@ -218,6 +218,16 @@ def test_a_buffer_replaced_since_capture_is_named_and_nothing_is_launched(
     assert runner.cache.seen_tokens == PROMPT
 
 
+def test_memory_exchanged_behind_the_setters_is_found_by_check(
+    runner: CUDAGraphAR, prompt: torch.Tensor
+) -> None:
+    runner.capture(prompt)
+    assert runner.executable.check() == []
+    keys = runner.cache.layers[1].keys
+    keys.data = keys.clone()
+    assert [stale.label for stale in runner.executable.check()] == ["layer 1 keys"]
+
+
 def test_the_next_prompt_captures_again_where_the_buffers_changed(
     runner: CUDAGraphAR, prompt: torch.Tensor, expected: torch.Tensor
 ) -> None:

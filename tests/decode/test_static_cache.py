@@ -57,6 +57,11 @@ def addresses(cache: StaticKVCache) -> dict[str, int]:
     return {name: tensor.data_ptr() for name, tensor in cache.named_tensors().items()}
 
 
+def assert_keys(cache: StaticKVCache, expected: list[torch.Tensor]) -> None:
+    for layer, kept in zip(cache.layers, expected, strict=True):
+        assert torch.equal(layer.keys, kept)
+
+
 # ---- storage ------------------------------------------------------------------------------------
 
 
