@@ -7,6 +7,7 @@ folding says which boxes each folded one stands for.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,6 +16,10 @@ from graphcore.drawing.order import in_cycle, topological
 
 # a picture of groups stays legible up to about this many boxes
 _LEGIBLE = 48
+# names listed in the tooltip of a folded box
+_TOLD = 6
+
+Part = tuple[str, str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,11 +119,33 @@ def _group_box(drawing: Drawing, members: Sequence[int]) -> Box:
     group = _common([box.group for box in boxes])
     if len(boxes) == 1 and not group:
         return boxes[0]
-    counts = count_kinds(boxes)
     label = group or f"nodes {members[0]}-{members[-1]}"
-    return Box(
-        label, "group", kind_counts(counts), group, title=label, counts=tuple(counts.items())
-    )
+    parts = _parts(boxes)
+    title = f"{label}\n{_most_frequent(parts)}"
+    return Box(label, "group", _detail(boxes, parts), group, title, parts=parts)
+
+
+def _parts(boxes: Sequence[Box]) -> tuple[Part, ...]:
+    """(kind, label, count), the most frequent kind first and in it the most frequent label."""
+    kinds = list(count_kinds(boxes))
+    counts = Counter((box.kind, box.label) for box in boxes)
+    ranked = sorted(counts, key=lambda key: (kinds.index(key[0]), -counts[key], key[1]))
+    return tuple((kind, label, counts[kind, label]) for kind, label in ranked)
+
+
+def _detail(boxes: Sequence[Box], parts: Sequence[Part]) -> str:
+    """Counts per kind; where there is one kind, how many different ones there are."""
+    counts = count_kinds(boxes)
+    text = kind_counts(counts)
+    return f"{text}, {len(parts)} different" if len(counts) == 1 < len(parts) else text
+
+
+def _most_frequent(parts: Sequence[Part]) -> str:
+    """The labels met most often, one a line."""
+    ranked = sorted(parts, key=lambda part: -part[2])
+    lines = [f"{count} x {label}" for _, label, count in ranked[:_TOLD]]
+    more = len(ranked) - _TOLD
+    return "\n".join([*lines, f"and {more} other names"] if more > 0 else lines)
 
 
 def _common(groups: Sequence[str]) -> str:

@@ -79,7 +79,7 @@ def _summary(drawing: Drawing) -> str:
 
 def _section(heading: str, content: Mapping[str, object] | str) -> str:
     if isinstance(content, str):
-        body = f"<pre>{clean_lines(content)}</pre>"
+        body = f"<pre>{clean(content)}</pre>"
     else:
         pairs = (
             f"<dt>{clean(str(name))}</dt><dd>{clean(str(value))}</dd>"
@@ -87,11 +87,6 @@ def _section(heading: str, content: Mapping[str, object] | str) -> str:
         )
         body = f"<dl>{''.join(pairs)}</dl>"
     return f'<section class="gc-panel"><h2>{clean(heading)}</h2>{body}</section>'
-
-
-def clean_lines(text: str) -> str:
-    """Text of several lines for markup; the line ends stay."""
-    return "\n".join(map(clean, text.splitlines()))
 
 
 def _body(folding: Folding, drawing: Drawing) -> str:
@@ -215,7 +210,7 @@ class _Rows:
         if with_part:
             cells.append(f'<td class="gc-w">{clean(self._part(box))}</td>')
         cells.append(f'<td class="gc-n"{reference}>{clean(box.label)}</td>')
-        cells.append(f'<td class="gc-w">{clean(box.detail)}</td>')
+        cells.append(f'<td class="gc-k">{clean(box.detail)}</td>')
         if with_lines:
             cells.append(f'<td class="gc-a">{_lines(box)}</td>')
         after = ", ".join(f'<a href="#" data-to="{need}">{need}</a>' for need in self.needs[index])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from graphcore.drawing.crossings import order_ranks
 from graphcore.drawing.model import Drawing
@@ -202,16 +202,13 @@ def _spread(rows: Sequence[Sequence[int]], widths: Sequence[float]) -> float:
 
 def _cut(tall: Sequence[float], crossing: Sequence[int], columns: int) -> list[int]:
     """The first rank of each column: near equal heights, where few links cross."""
-    total, cuts, done = sum(tall), [0], 0.0
-    reached = []
-    for height in tall:
-        reached.append(done)
-        done += height
+    unit = sum(tall) / len(tall)
+    reached = [0.0, *accumulate(tall)]
+    cuts = [0]
     for column in range(1, columns):
-        wanted = total * column / columns
+        # half a rank more: of unequal columns the first is the longer
+        wanted = reached[-1] * column / columns + unit * 0.49
         near = range(cuts[-1] + 1, len(tall))
-        if not near:
-            break
-        unit = total / len(tall)
-        cuts.append(min(near, key=lambda rank: abs(reached[rank] - wanted) / unit + crossing[rank]))
+        if near:
+            cuts.append(min(near, key=lambda r: abs(reached[r] - wanted) / unit + crossing[r]))
     return cuts

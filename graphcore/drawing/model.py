@@ -39,7 +39,8 @@ class Box:
         lines: Further lines of its table row.
         notes: Lines that somebody found out about it; shown before the others, and stronger.
         inner: (heading, drawing) of what lies inside the box.
-        counts: Of a folded group: how many boxes of each kind it stands for.
+        parts: Of a folded group: (kind, label, how many) of the boxes it stands for, those of one
+            kind together.
     """
 
     label: str
@@ -50,7 +51,15 @@ class Box:
     lines: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     inner: tuple[tuple[str, Drawing], ...] = ()
-    counts: tuple[tuple[str, int], ...] = ()
+    parts: tuple[tuple[str, str, int], ...] = ()
+
+    @property
+    def counts(self) -> tuple[tuple[str, int], ...]:
+        """Of a folded group: how many boxes of each kind it stands for."""
+        totals: dict[str, int] = {}
+        for kind, _, count in self.parts:
+            totals[kind] = totals.get(kind, 0) + count
+        return tuple(totals.items())
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ uses; it needs no script itself, and no font or colour from outside.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from html import escape
 from itertools import pairwise
 
@@ -25,8 +25,10 @@ _HEIGHT, _FOLDED_HEIGHT = 44, 60
 _RADIUS = 9
 # how far below and above boxes a link turns into the gap between columns
 _TURN = 12
-# characters XML does not allow, whatever is escaped
-_FORBIDDEN = dict.fromkeys([*range(0x20), *range(0xD800, 0xE000), 0xFFFE, 0xFFFF], " ")
+# how strongly the most frequent labels of a kind are painted, and all others together
+_SHADES, _REST = (1.0, 0.72, 0.86, 0.58, 0.78, 0.5), 0.36
+# characters XML does not allow, whatever is escaped; line ends stay
+_FORBIDDEN = dict.fromkeys({*range(0x20), *range(0xD800, 0xE000), 0xFFFE, 0xFFFF} - {0x0A}, " ")
 
 
 def picture(drawing: Drawing) -> str:
@@ -87,7 +89,8 @@ def _needed(box: Box) -> float:
 
 
 def _box(number: int, box: Box, place: Place, interactive: bool) -> str:
-    title = "\n".join(filter(None, (box.title or box.label, box.detail, box.group)))
+    more = () if box.counts else (box.detail, box.group)
+    title = "\n".join(filter(None, (box.title or box.label, *more)))
     focus = ' tabindex="0" role="button"' if interactive else ""
     body = _folded_body(box, place) if box.counts else _node_body(box, place)
     return (
@@ -130,16 +133,31 @@ def _folded_body(box: Box, place: Place) -> str:
 
 
 def _bar(box: Box, total: int, room: float) -> Iterator[str]:
-    """The counts as one stacked bar; every kind gets at least a sliver."""
-    shares = [max(count / total, 0.03) for _, count in box.counts]
+    """The parts as one stacked bar: a colour per kind, a shade per label, slivers at least."""
+    segments = list(_segments(box.parts))
+    shares = [max(count / total, 0.02) for _, _, count in segments]
     x = float(_PADDING)
-    for (kind, _), share in zip(box.counts, shares, strict=True):
+    for (kind, shade, _), share in zip(segments, shares, strict=True):
         width = share / sum(shares) * room
+        opacity = f' opacity="{shade}"' if shade < 1 else ""
         yield (
-            f'<rect class="gc-fill {theme.kind_class(kind)}" x="{x:.1f}" y="45" '
-            f'width="{max(width - 1, 1):.1f}" height="5" rx="1.5"/>'
+            f'<rect class="gc-fill {theme.kind_class(kind)}"{opacity} x="{x:.1f}" y="45" '
+            f'width="{max(width - 1, 1):.1f}" height="5" rx="1"/>'
         )
         x += width
+
+
+def _segments(parts: Sequence[tuple[str, str, int]]) -> Iterator[tuple[str, float, int]]:
+    """(kind, shade, count) of each piece of a bar; the rarest labels of a kind share one."""
+    by_kind: dict[str, list[int]] = {}
+    for kind, _, count in parts:
+        by_kind.setdefault(kind, []).append(count)
+    for kind, counts in by_kind.items():
+        shown, rest = counts[: len(_SHADES)], sum(counts[len(_SHADES) :])
+        for shade, count in zip(_SHADES, shown, strict=False):
+            yield kind, shade, count
+        if rest:
+            yield kind, _REST, rest
 
 
 def _rectangle(name: str, x: float, y: float, width: float, height: float) -> str:

@@ -100,3 +100,18 @@ def test_counts_of_a_folded_box_are_those_of_its_members() -> None:
     folded = fold(replace(whole, boxes=boxes)).drawing.boxes[0]
     assert folded.counts == (("kernel", 299), ("memcpy", 1))
     assert folded.detail == "299 kernels · 1 memcpy"
+
+
+def test_a_folded_box_of_one_kind_says_how_many_different_ones_there_are() -> None:
+    boxes = tuple(Box(f"k{index % 7}", "kernel", group="a") for index in range(300))
+    folded = fold(Drawing(boxes)).drawing.boxes[0]
+    assert folded.detail == "300 kernels, 7 different"
+    assert folded.parts[0] == ("kernel", "k0", 43)
+    assert sum(count for _, _, count in folded.parts) == 300
+
+
+def test_the_tooltip_of_a_folded_box_lists_its_most_frequent_names() -> None:
+    names = [f"k{number}" for number in range(8) for _ in range(40 - number)]
+    boxes = tuple(Box(name, "kernel", group="a") for name in names)
+    title = fold(Drawing(boxes)).drawing.boxes[0].title
+    assert title.splitlines() == ["a", *(f"{40 - n} x k{n}" for n in range(6)), "and 2 other names"]
