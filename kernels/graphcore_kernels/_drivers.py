@@ -1,25 +1,37 @@
-"""Where a kernel of this package runs: the driver and the stream for given tensors.
+"""Where a kernel of this package runs: the driver and the stream for given operands.
 
-The rule, in order: the stream that was passed; the capture under way on this thread (or torch's
-current stream where a fork of torch's joined that capture); the current stream of torch or CuPy,
-by whose tensors they are; the legacy stream. CPU tensors are the emulated driver's memory.
+The stream, in order: the one that was passed; the capture under way on this thread, or the current
+stream of torch or CuPy where a fork of theirs joined that capture; their current stream, CuPy's for
+CuPy arrays, else torch's where it is in use, else CuPy's; the legacy stream. The driver is the
+stream's, the capture's or a buffer's, else one kept for the device. CPU tensors are the emulated
+driver's memory.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
-from graphcore.driver import LEGACY_STREAM, Driver, Stream, open_driver, stream_handle
-from graphcore.driver.active import ActiveCapture, current
+from graphcore.driver import LEGACY_STREAM, Driver, Stream, active, stream_handle
+from graphcore.driver.kept import kept_driver
 from graphcore.driver.records import CaptureState, StreamHandle
 from graphcore.errors import ConfigurationError
-from graphcore.resources.tensors import TensorRef
+from graphcore.resources.tensors import TensorRef, is_tensor
 
-_DRIVER_NAMES = {"cuda": "cuda", "cpu": "emulated"}
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """A tensor as it was passed, and its description."""
+
+    obj: Any
+    ref: TensorRef
+
+    @property
+    def owner(self) -> Any:
+        """What a graph keeps alive: the tensor that owns the memory, or the buffer over it."""
+        return self.ref.owner if is_tensor(self.ref.owner) else self.obj
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +41,19 @@ class Place:
     driver: Driver
     stream: StreamHandle
 
+    @property
+    def is_captured(self) -> bool:
+        """Whether what is launched here goes to the capture that this thread has under way."""
+        capture = active.current()
+        # no capture takes the legacy stream, and asking about it may be an error in one
+        if capture is None or self.stream in (0, LEGACY_STREAM):
+            return False
+        if self.driver is capture.driver and self.stream == capture.stream:
+            return True
+        return self.driver.capture_status(self.stream).state is CaptureState.ACTIVE
 
-def choose_place(stream: Any, operands: Sequence[TensorRef]) -> Place:
+
+def choose_place(stream: Any, operands: Sequence[Operand]) -> Place:
     """Where work on ``operands``, which lie on one device, runs.
 
     Args:
@@ -43,65 +66,70 @@ def choose_place(stream: Any, operands: Sequence[TensorRef]) -> Place:
     """
     if stream is not None:
         driver = stream.driver if isinstance(stream, Stream) else choose_driver(operands)
-        _check_device("stream", driver, operands[0])
+        _check_home("stream", driver, operands[0])
         return Place(driver, stream_handle(stream))
-    capture = current()
-    if capture is not None:
-        return _place_in_capture(capture, operands)
-    return Place(choose_driver(operands), _library_stream(operands) or LEGACY_STREAM)
+    capture = active.current()
+    if capture is None:
+        driver = choose_driver(operands)
+        streams = _library_streams(driver, operands)
+        return Place(driver, next(streams, LEGACY_STREAM))
+    assert isinstance(capture.driver, Driver)
+    _check_home("capture", capture.driver, operands[0])
+    for fork in _library_streams(capture.driver, operands):
+        place = Place(capture.driver, fork)
+        if place.is_captured:
+            return place
+    return Place(capture.driver, capture.stream)
 
 
-def choose_driver(operands: Sequence[TensorRef]) -> Driver:
-    """The driver that ``operands`` came from or that a capture uses, else one for their device."""
-    capture = current()
+def choose_driver(operands: Sequence[Operand]) -> Driver:
+    """The driver of the capture under way or of the operands, else the one kept for their device.
+
+    Raises:
+        DriverUnavailable: It cannot be opened.
+    """
+    capture = active.current()
     candidates = [capture.driver] if capture else []
-    candidates += [getattr(operand.owner, "driver", None) for operand in operands]
+    candidates += [getattr(operand.obj, "driver", None) for operand in operands]
     for driver in candidates:
         if isinstance(driver, Driver) and _is_home(driver, operands[0]):
             return driver
-    return _driver_of_device(_DRIVER_NAMES[operands[0].device_kind], operands[0].device)
+    ref = operands[0].ref
+    return kept_driver("cuda" if ref.device_kind == "cuda" else "emulated", ref.device)
 
 
-@cache
-def _driver_of_device(name: str, device: int) -> Driver:
-    return open_driver(name, device=device)
+def _library_streams(driver: Driver, operands: Sequence[Operand]) -> Iterator[StreamHandle]:
+    """The current streams of torch and CuPy, as far as they are in use; none without a device."""
+    if driver.is_emulated:
+        return
+    device = operands[0].ref.device
+    torch: Any = sys.modules.get("torch")
+    cupy: Any = sys.modules.get("cupy")
+    has_cupy = hasattr(cupy, "cuda")
+    is_cupys = has_cupy and any(isinstance(operand.obj, cupy.ndarray) for operand in operands)
+    if is_cupys:
+        yield _stream_of_cupy(cupy, device)
+    if hasattr(torch, "cuda") and torch.cuda.is_initialized():
+        yield StreamHandle(torch.cuda.current_stream(device).cuda_stream or LEGACY_STREAM)
+    if has_cupy and not is_cupys:
+        yield _stream_of_cupy(cupy, device)
 
 
-def _place_in_capture(capture: ActiveCapture, operands: Sequence[TensorRef]) -> Place:
-    driver = capture.driver
-    assert isinstance(driver, Driver)
-    _check_device("capture", driver, operands[0])
-    stream = _library_stream(operands)
-    if stream is not None and driver.capture_status(stream).state is CaptureState.ACTIVE:
-        return Place(driver, stream)
-    return Place(driver, capture.stream)
+def _stream_of_cupy(cupy: Any, device: int) -> StreamHandle:
+    return StreamHandle(cupy.cuda.get_current_stream(device).ptr or LEGACY_STREAM)
 
 
-def _library_stream(operands: Sequence[TensorRef]) -> StreamHandle | None:
-    """The current stream of the library whose tensors these are, None where it has none."""
-    if operands[0].device_kind != "cuda":
-        return None
-    device = operands[0].device
-    torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")
-    owners = [operand.owner for operand in operands]
-    if torch is not None and any(isinstance(owner, torch.Tensor) for owner in owners):
-        return StreamHandle(torch.cuda.current_stream(device).cuda_stream)
-    if cupy is not None and any(isinstance(owner, cupy.ndarray) for owner in owners):
-        with cupy.cuda.Device(device):
-            return StreamHandle(cupy.cuda.get_current_stream().ptr)
-    return None
-
-
-def _is_home(driver: Driver, operand: TensorRef) -> bool:
+def _is_home(driver: Driver, operand: Operand) -> bool:
     """Whether ``operand`` is memory of the driver's device."""
     if driver.is_emulated:
-        return operand.device_kind == "cpu"
-    return operand.device_kind == "cuda" and operand.device == driver.device
+        return operand.ref.device_kind == "cpu"
+    return operand.ref.device_kind == "cuda" and operand.ref.device == driver.device
 
 
-def _check_device(what: str, driver: Driver, operand: TensorRef) -> None:
+def _check_home(what: str, driver: Driver, operand: Operand) -> None:
     if not _is_home(driver, operand):
-        home = f"cuda:{operand.device}" if operand.device_kind == "cuda" else "cpu (emulated)"
+        ref = operand.ref
+        home = f"cuda:{ref.device}" if ref.device_kind == "cuda" else "cpu (emulated driver)"
         raise ConfigurationError(
             f"{what}: expected one of the tensors' device {home}, "
             f"got driver {driver.name}:{driver.device}"

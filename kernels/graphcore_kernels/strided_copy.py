@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from graphcore.driver import Driver, Kernel, kernel
+from graphcore.driver import Driver, Kernel, active, kernel
 from graphcore.driver.records import LaunchConfig
 from graphcore.errors import ConfigurationError
 from graphcore.resources.tensors import TensorRef, describe
-from graphcore_kernels._drivers import Place, choose_driver, choose_place
+from graphcore_kernels._drivers import Operand, choose_driver, choose_place
 from graphcore_kernels._module import load, load_through_cupy, read_source
 from graphcore_kernels._overlap import overlap
 from graphcore_kernels.copy_plan import (
@@ -43,17 +43,18 @@ _multiprocessors: weakref.WeakKeyDictionary[Driver, int] = weakref.WeakKeyDictio
 
 @dataclass(frozen=True, slots=True)
 class CopyPlan:
-    """One copy, checked and chosen; launch it as often as the two tensors live.
+    """One copy, checked and chosen; launch it as often as wanted.
 
     Args:
-        dst, src: The operands; the plan keeps them alive.
+        dst: What is written; the plan keeps it alive.
+        src: What is read; the plan keeps it alive.
         layout: How it is done.
         kernel: The kernel that does it; None where there is nothing to copy.
         arguments: The kernel's arguments, packed.
     """
 
-    dst: TensorRef
-    src: TensorRef
+    dst: Operand
+    src: Operand
     layout: CopyLayout
     kernel: Kernel | None
     arguments: tuple[bytes, ...]
@@ -70,7 +71,8 @@ class CopyPlan:
     def launch(self, stream: Any = None) -> None:
         """Copies on ``stream``, or adds a kernel node where it captures.
 
-        Nothing is allocated or synchronised; no elements means no launch and no node.
+        Nothing is allocated or synchronised; no elements means no launch and no node. The graph of
+        a capture that graphcore has under way keeps both tensors alive.
 
         Args:
             stream: Anything that is a stream; None as for :func:`strided_copy`.
@@ -82,9 +84,12 @@ class CopyPlan:
         """
         if self.kernel is None:
             return
-        place: Place = choose_place(stream, (self.dst, self.src))
-        function = load(place.driver, self.kernel)
-        place.driver.launch(function, self.config(place.driver), self.arguments, place.stream)
+        place = choose_place(stream, (self.dst, self.src))
+        driver = place.driver
+        driver.launch(load(driver, self.kernel), self.config(driver), self.arguments, place.stream)
+        if place.is_captured:
+            active.keep(self.dst.owner, "strided_copy dst")
+            active.keep(self.src.owner, "strided_copy src")
 
 
 class StridedCopy:
@@ -154,6 +159,7 @@ def copy_kernel(form: CopyForm, word: int, index_bits: int) -> Kernel:
 def _plan(dst: Any, src: Any) -> CopyPlan:
     to = describe(dst, writable=True, name="dst")
     source = describe(src, name="src")
+    operands = Operand(dst, to), Operand(src, source)
     _check_operands(to, source)
     layout = lay_out(
         tuple(zip(to.shape, to.strides, strict=True)),
@@ -163,11 +169,11 @@ def _plan(dst: Any, src: Any) -> CopyPlan:
         source.address % WIDEST_WORD,
     )
     if layout.copy_class is CopyClass.EMPTY:
-        return CopyPlan(to, source, layout, None, ())
+        return CopyPlan(*operands, layout, None, ())
     _check_apart(to, source)
     chosen = copy_kernel(layout.form, layout.word, layout.index_bits)
     arguments = chosen.pack(*layout.arguments(to.address, source.address))
-    return CopyPlan(to, source, layout, chosen, arguments)
+    return CopyPlan(*operands, layout, chosen, arguments)
 
 
 def _check_operands(dst: TensorRef, src: TensorRef) -> None:

@@ -1,0 +1,112 @@
+"""The kernels compile for every listed architecture, without spills; needs NVRTC, not a GPU."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from graphcore_kernels._module import read_source
+from graphcore_kernels.copy_plan import CopyClass, CopyForm, CopyLayout
+from graphcore_kernels.strided_copy import copy_kernel
+
+ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120")
+NAMES = {
+    CopyLayout(CopyClass.GENERAL, form, word, bits, 0).kernel_name
+    for form in CopyForm
+    for word in (1, 2, 4, 8, 16)
+    for bits in (32, 64)
+}
+
+
+@pytest.fixture(scope="module")
+def nvrtc():
+    module = pytest.importorskip("cuda.bindings.nvrtc", reason="cuda-python is not installed")
+    try:
+        module.nvrtcVersion()
+    except RuntimeError as error:
+        pytest.skip(f"NVRTC could not be loaded: {error}")
+    return module
+
+
+def answer(result):
+    code, *values = result
+    assert int(code) == 0, code
+    return values[0] if values else None
+
+
+def image(nvrtc, program, code: int) -> bytes:
+    """The cubin, or the PTX where a virtual architecture was asked for."""
+    if code:
+        return b""
+    size = answer(nvrtc.nvrtcGetCUBINSize(program))
+    if size:
+        cubin = bytearray(size)
+        answer(nvrtc.nvrtcGetCUBIN(program, cubin))
+        return bytes(cubin)
+    ptx = bytearray(answer(nvrtc.nvrtcGetPTXSize(program)))
+    answer(nvrtc.nvrtcGetPTX(program, ptx))
+    return bytes(ptx)
+
+
+def compile_source(nvrtc, source: str, *options: str) -> tuple[int, bytes, str]:
+    """(code, image, log) of a source."""
+    program = answer(nvrtc.nvrtcCreateProgram(source.encode(), b"kernels.cu", 0, None, None))
+    try:
+        (code,) = nvrtc.nvrtcCompileProgram(program, len(options), [o.encode() for o in options])
+        log = bytearray(answer(nvrtc.nvrtcGetProgramLogSize(program)))
+        answer(nvrtc.nvrtcGetProgramLog(program, log))
+        return int(code), image(nvrtc, program, int(code)), log.decode().replace("\0", "")
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_strided_copy_compiles_with_every_kernel_and_no_spill(nvrtc, architecture):
+    code, cubin, log = compile_source(
+        nvrtc, read_source("strided_copy.cu"), f"-arch={architecture}", "-Xptxas=-v"
+    )
+    assert code == 0, log
+    assert "warning" not in log
+    assert {name for name in NAMES if name.encode() + b"\0" in cubin} == NAMES
+    usage = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+)", log)
+    assert usage == [("0", "0", "0")] * len(NAMES)
+
+
+def test_a_spill_would_be_seen_in_the_log(nvrtc):
+    source = """extern "C" __global__ void spills(const float* x, float* y) {
+        float held[512];
+        for (int i = 0; i < 512; ++i) held[i] = x[i * 7];
+        for (int i = 0; i < 512; ++i) y[i] = held[(i * int(y[0])) & 511];
+    }"""
+    code, _, log = compile_source(nvrtc, source, "-arch=sm_90a", "-Xptxas=-v")
+    assert code == 0, log
+    assert not re.search(r"\b0 bytes stack frame, 0 bytes spill stores", log)
+
+
+@pytest.fixture(scope="module")
+def declared(nvrtc):
+    """Kernel name -> bytes of each parameter, as the compiler has it."""
+    code, ptx, log = compile_source(nvrtc, read_source("strided_copy.cu"), "-arch=compute_90")
+    assert code == 0, log
+    entries = re.findall(r"\.entry (\w+)\((.*?)\)", ptx.decode(), re.DOTALL)
+    return {name: [parameter_size(text) for text in body.split(",")] for name, body in entries}
+
+
+def parameter_size(text: str) -> int:
+    array = re.search(r"\.b8 \w+\[(\d+)\]", text)
+    return int(array.group(1)) if array else int(re.search(r"\.[ubs](\d+) ", text).group(1)) // 8
+
+
+@pytest.mark.parametrize("form", CopyForm)
+@pytest.mark.parametrize("bits", [32, 64])
+def test_the_signature_has_the_sizes_that_the_compiler_gives_it(declared, form, bits):
+    kernel = copy_kernel(form, 4, bits)
+    assert declared[kernel.name] == [parameter.size for parameter in kernel.parameters]
+
+
+def test_kernels_of_the_same_kind_are_one_object_with_the_sources_names():
+    for form in CopyForm:
+        kernel = copy_kernel(form, 4, 64)
+        assert kernel is copy_kernel(form, 4, 64)
+        assert kernel.name in NAMES
+        assert kernel.loader is not None
