@@ -11,7 +11,7 @@ import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import chain
 from math import gcd, prod
 
@@ -56,7 +56,7 @@ class CopyForm(Enum):
     SPLIT = "split"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class CopyLayout:
     """One copy, decided.
 
@@ -94,12 +94,15 @@ class CopyLayout:
         pointers = (dst + self.dst_start, src + self.src_start)
         if self.form is CopyForm.CONTIGUOUS:
             return (*pointers, self.head, self.count, self.tail)
-        if self.form is CopyForm.SHARED:
-            return (*pointers, self.count, self._packed_pairs(), len(self.dst_axes))
-        sides = self._packed_side(self.dst_axes) + self._packed_side(self.src_axes)
-        return (*pointers, self.count, sides, len(self.dst_axes), len(self.src_axes))
+        ranks = [len(self.dst_axes)]
+        if self.form is CopyForm.SPLIT:
+            ranks.append(len(self.src_axes))
+        return (*pointers, self.count, self._packed_axes, *ranks)
 
-    def _packed_pairs(self) -> bytes:
+    @cached_property
+    def _packed_axes(self) -> bytes:
+        if self.form is CopyForm.SPLIT:
+            return self._packed_side(self.dst_axes) + self._packed_side(self.src_axes)
         strides = [axis.stride for axis in self.src_axes]
         return self._packed_side(self.dst_axes) + self._packed(strides, signed=True)
 
