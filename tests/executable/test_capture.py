@@ -93,7 +93,7 @@ def test_fewer_nodes_than_expected_are_an_error_that_keeps_nothing(
     assert len(again.graph.snapshot().nodes) == 1
 
 
-# ---- streams -------------------------------------------------------------------------------------
+# ---- streams ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("choice", "blocking"), [("error", True), ("ignore", False)])
@@ -185,7 +185,7 @@ def test_without_driver_and_stream_the_default_driver_is_kept(
     assert capture.driver is second.driver
 
 
-# ---- options -------------------------------------------------------------------------------------
+# ---- options ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -216,7 +216,7 @@ def test_graphcore_disable_refuses_a_bare_capture_and_says_so(
     assert ran == []
 
 
-# ---- one at a time -------------------------------------------------------------------------------
+# ---- one at a time ------------------------------------------------------------------------------
 
 
 def test_a_second_capture_on_the_thread_is_refused_and_the_first_is_unharmed(
@@ -297,7 +297,7 @@ def test_ending_on_another_thread_is_refused_and_leaves_the_capture(
     assert len(capture.graph.snapshot().nodes) == 1
 
 
-# ---- names and owners ----------------------------------------------------------------------------
+# ---- names and owners ---------------------------------------------------------------------------
 
 
 def test_annotations_nest_into_paths(graphcore_driver: Driver) -> None:
@@ -374,7 +374,7 @@ def test_a_capture_says_what_it_is(graphcore_driver: Driver) -> None:
     assert "ended with <Graph 0 nodes" in repr(capture)
 
 
-# ---- capture_function ----------------------------------------------------------------------------
+# ---- capture_function ---------------------------------------------------------------------------
 
 
 def test_a_function_is_warmed_up_on_the_capture_stream_then_captured(

@@ -66,7 +66,7 @@ def scene(graphcore_driver: Driver) -> Scene:
     return Scene(graphcore_driver)
 
 
-# ---- every capture error of CUDA, by its code ----------------------------------------------------
+# ---- every capture error of CUDA, by its code ---------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -197,7 +197,7 @@ def test_a_line_of_a_library_below_the_users_is_named_too(scene: Scene) -> None:
     assert caught.value.location.startswith(__file__)
 
 
-# ---- other people's errors -----------------------------------------------------------------------
+# ---- other people's errors ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", [ValueError, KeyError, KeyboardInterrupt, SystemExit])
@@ -300,7 +300,7 @@ def test_a_capture_error_of_the_block_gets_its_line(scene: Scene) -> None:
     assert scene.is_usable()
 
 
-# ---- failures of the driver itself, injected -----------------------------------------------------
+# ---- failures of the driver itself, injected ----------------------------------------------------
 
 
 @pytest.fixture
