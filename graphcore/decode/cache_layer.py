@@ -145,7 +145,7 @@ class StaticLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is unt
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
         """Reorders the rows in place. Use :meth:`StaticKVCache.reorder_cache`, which checks."""
-        for buffer in (self._keys, self._values):
+        for buffer in (_bytes_of(self._keys), _bytes_of(self._values)):
             buffer.copy_(buffer.index_select(0, beam_idx.to(self.device)))
 
     def crop(self, tokens_to_remove: int) -> None:

@@ -79,14 +79,16 @@ def test_logits_of_a_forced_run_are_those_of_one_eager_forward(
     device = device_of(graphcore_driver)
     with make_runner(graphcore_driver, architecture) as runner:
         ids = make_prompt(12, device=device)
+        # on a device attention with and without a mask are two kernels
+        close = {"atol": 1e-5 if graphcore_driver.is_emulated else 1e-4, "rtol": 1e-5}
         with torch.no_grad():
             expected = runner.model(ids).logits
         runner.capture(ids[:, :4])
-        torch.testing.assert_close(runner.logits, expected[:, 3], atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(runner.logits, expected[:, 3], **close)
         for index in range(4, 12):
             token = int(ids[0, index]) if index % 2 else ids[:, index]
             assert torch.equal(runner.replay(token), ids[:, index])
-            torch.testing.assert_close(runner.logits, expected[:, index], atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(runner.logits, expected[:, index], **close)
 
 
 def test_a_replay_whose_position_is_frozen_gives_other_tokens(runner: CUDAGraphAR) -> None:
@@ -132,9 +134,14 @@ def test_bfloat16_models_decode_the_eager_tokens(graphcore_driver: Driver) -> No
     device = device_of(graphcore_driver)
     model = make_model(device=device, dtype=torch.bfloat16)
     prompt = make_prompt(6, device=device)
+    with CUDAGraphAR(model, max_seq_len=32, driver=graphcore_driver, capture=False) as eager:
+        expected = eager.generate(prompt, 8)
     with CUDAGraphAR(model, max_seq_len=32, driver=graphcore_driver) as runner:
         assert runner.cache.dtype == torch.bfloat16
-        assert torch.equal(runner.generate(prompt, 8), eager_tokens(model, prompt, 8))
+        assert torch.equal(runner.generate(prompt, 8), expected)
+        with torch.no_grad():  # against transformers' own attention: to bfloat16's precision
+            logits = model(expected).logits[:, -1]
+        torch.testing.assert_close(runner.logits, logits, atol=0.25, rtol=0.05)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float8_e4m3fn], ids=str)
@@ -375,12 +382,14 @@ def test_a_thousand_replays_change_neither_memory_nor_fingerprint_nor_addresses(
     model.config.max_position_embeddings = 1024
     prompt = make_prompt(8, device="cuda:0")
     with CUDAGraphAR(model, max_seq_len=1016, driver=driver) as runner:
-        expected = eager_tokens(model, prompt, 1000)
+        with CUDAGraphAR(model, max_seq_len=1016, driver=driver, capture=False) as eager:
+            expected = eager.generate(prompt, 1000, eos_token_id=())
+        assert torch.equal(expected[:, :40], eager_tokens(model, prompt, 32))
         runner.generate(prompt, 1000, eos_token_id=())  # everything is allocated now
         before = facts_of(runner)
         ids = runner.generate(prompt, 1000, eos_token_id=())
         assert torch.equal(ids, expected)
-        del ids
+        del ids  # memory it held is free again
         assert facts_of(runner) == before
         assert runner.captures == 1
         assert_mirror_is_position(runner, 1008)

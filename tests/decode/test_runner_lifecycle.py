@@ -346,12 +346,12 @@ def test_a_step_of_the_callers_own_may_be_captured_with_the_cache(
             logits = runner.model(token, **options).logits
             token.copy_(logits[:, -1:].argmax(dim=-1))
 
-        stream = runner.driver.stream(blocking=True)
-        for _ in range(2):
-            step()
+        capturing = graphcore.capture(driver=runner.driver)
+        capturing.warm_up(step, 2)
         cache.rewind(PROMPT)
         token.copy_(expected[:, PROMPT : PROMPT + 1])
-        with graphcore.capture(stream, driver=runner.driver) as capturing:
+        runner.driver.synchronize()
+        with capturing:
             step()
     assert cache.seen_tokens == int(cache.position) == PROMPT
     with capturing.graph.instantiate() as executable:
