@@ -1,25 +1,65 @@
-"""The pytest plugin: one suite, two drivers.
+"""The pytest plugin: one suite, two drivers, and what came of it.
 
 Fixture ``graphcore_driver`` runs a test once on the emulated driver and once, marked ``gpu``, on
-CUDA; without a usable device the second is skipped and says why.
+CUDA. A test marked ``gpu`` is skipped, with the reason, where no device is usable. Installed with
+graphcore; ``-p graphcore.testing.plugin`` loads it from a checkout.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from graphcore.driver import Driver, open_driver
 from graphcore.errors import DriverUnavailable
+from graphcore.testing.outcomes import Recorder
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("graphcore")
+    group.addoption(
+        "--graphcore-outcomes", metavar="FOLDER", type=Path,
+        help="write the outcome of every test of a driver to FOLDER/<driver>.json",
+    )  # fmt: skip
+    group.addoption(
+        "--graphcore-summary", metavar="FILE", type=Path,
+        help="write commit, device, counts and skip reasons of the run to FILE (JSON)",
+    )  # fmt: skip
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "gpu: needs a CUDA device (skipped where there is none)")
+    outcomes, summary = (
+        config.getoption(name) for name in ("--graphcore-outcomes", "--graphcore-summary")
+    )
+    is_worker = hasattr(config, "workerinput")  # pytest-xdist: the controller sees every report
+    if (outcomes or summary) and not is_worker:
+        config.pluginmanager.register(Recorder(outcomes, summary), "graphcore-recorder")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu") is not None:
+        reason = why_no_gpu()
+        if reason is not None:
+            pytest.skip(reason)
 
 
 @pytest.fixture(params=["emulated", pytest.param("cuda", marks=pytest.mark.gpu)])
 def graphcore_driver(request: pytest.FixtureRequest) -> Iterator[Driver]:
     """An open driver: ``emulated``, then ``cuda`` (skipped with the reason where there is none)."""
-    try:
-        driver = open_driver(request.param)
-    except DriverUnavailable as error:
-        pytest.skip(str(error))
+    driver = open_driver(request.param)
     yield driver
     driver.close()
+
+
+@functools.cache
+def why_no_gpu() -> str | None:
+    """Why no CUDA device is usable here; None where one is."""
+    try:
+        open_driver("cuda").close()
+    except DriverUnavailable as error:
+        return str(error)
+    return None

@@ -1,0 +1,77 @@
+"""Checks for a GPU test suite: growth of device memory, and expected CUDA errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from graphcore.driver import Driver, stream_handle
+from graphcore.driver.records import CaptureState
+from graphcore.errors import CaptureError, CudaError
+
+
+def assert_no_growth(
+    action: Callable[[], object],
+    *,
+    driver: Driver,
+    repeats: int = 20,
+    warmup: int = 2,
+    allowance: int = 0,
+) -> None:
+    """Fails where ``action`` takes device memory that it does not give back.
+
+    Args:
+        action: Called ``warmup`` times unmeasured, then ``repeats`` times.
+        driver: Whose device is looked at.
+        repeats: Measured calls.
+        warmup: Unmeasured calls.
+        allowance: Bytes that may be taken in all. Other processes on the device count too.
+
+    Raises:
+        AssertionError: More was taken; says how much.
+    """
+    for _ in range(warmup):
+        action()
+    driver.synchronize()
+    before, _ = driver.memory_info()
+    for _ in range(repeats):
+        action()
+    driver.synchronize()
+    after, _ = driver.memory_info()
+    if before - after > allowance:
+        raise AssertionError(
+            f"device memory grew by {before - after} bytes over {repeats} calls (allowed: "
+            f"{allowance})"
+        )
+
+
+@contextmanager
+def capture_errors(
+    code: str, *, driver: Driver | None = None, stream: Any = None
+) -> Iterator[None]:
+    """Expects a CUDA error by its name, and that ``stream`` has left its capture and works.
+
+    Args:
+        code: For example "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"; the prefix may be left out.
+        driver: With ``stream``: the driver it belongs to.
+        stream: Checked after the block.
+
+    Raises:
+        AssertionError: No error, another one, or a stream that is still capturing.
+    """
+    wanted = code if code.startswith("CUDA_ERROR_") else f"CUDA_ERROR_{code}"
+    try:
+        yield
+    except (CudaError, CaptureError) as error:
+        if error.code != wanted:
+            raise AssertionError(f"expected {wanted}, got {error.code}: {error}") from error
+    else:
+        raise AssertionError(f"expected {wanted}, got no error")
+    if driver is None or stream is None:
+        return
+    handle = stream_handle(stream)
+    state = driver.capture_status(handle).state
+    if state is not CaptureState.NONE:
+        raise AssertionError(f"expected a stream that left its capture, got one {state.value}")
+    driver.synchronize_stream(handle)
