@@ -192,6 +192,7 @@ def test_dropout_that_is_off_is_not_random(
     assert torch.equal(taken.replay(), work(x))
 
 
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized:UserWarning")
 def test_growing_a_tensor_that_has_memory_is_refused(driver: EmulatedDriver) -> None:
     x = torch.zeros(3)
     address = x.data_ptr()
@@ -207,6 +208,7 @@ def test_growing_a_tensor_that_has_memory_is_refused(driver: EmulatedDriver) -> 
     assert x.tolist() == [0, 0, 0]
 
 
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
 def test_sparse_and_quantized_tensors_are_refused_by_name(driver: EmulatedDriver) -> None:
     x = torch.eye(3)
     sparse = x.to_sparse()

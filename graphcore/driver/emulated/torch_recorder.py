@@ -17,15 +17,22 @@ poisoned (NaN, or a conspicuous integer) until a replay fills it. As on a device
 Where the stream does not capture (any more), calls run at once. Other threads are not affected.
 A nested recorder sends the work of its block to another stream of the capture.
 
-What slips through, because torch does not tell: DLPack and ``__array_interface__`` exports, NumPy
-arrays that shared memory with a tensor before, ``torch.save`` and pickling (they read the poison);
-``torch.cpu.synchronize()``; ``.to(torch.device("cpu"))``, which here means the device; Python code
-that acts on shapes, counts or prints (it does not replay on a device either); settings that torch
-reads when an operator runs (number of threads, deterministic mode), which a device would have baked
-in. Code of ``torch.compile`` does not run under a dispatch mode: torch runs the function behind it
-eagerly, and that is what is recorded; higher-order operators are refused with
-their name. Composite operators that ask whether a mode is active may decompose in another way than
-outside (``svdvals``, ``eigvalsh``): equal up to rounding.
+Every output keeps its memory as long as the graph lives; nothing is reused within a capture.
+
+CPU tensors are device memory here, also those that beside a device would be host data: read them
+before the capture. ``.to(torch.device("cpu"))`` and ``.to(other.device)`` mean the device, the text
+``"cpu"`` means the host. What slips through, because torch does not tell: DLPack and
+``__array_interface__`` exports; NumPy arrays that shared memory with a tensor before;
+``torch.save`` and pickling (they read the poison); ``torch.cpu.synchronize()``; the constructor
+``torch.Tensor([...])`` (one constant for all replays); storages resized behind their tensors;
+Python code that acts on shapes, counts or prints (it does not replay on a device either); settings
+that torch reads when an operator runs (number of threads, deterministic mode), which a device would
+have baked in.
+
+Code of ``torch.compile`` does not run under a dispatch mode: torch runs the function behind it
+eagerly, and that is what is recorded; higher-order operators are refused with their name. Composite
+operators that ask whether a mode is active may decompose in another way than outside (``svdvals``,
+``eigvalsh``, the gradient of ``prod``): equal up to rounding.
 """
 
 from __future__ import annotations

@@ -198,10 +198,8 @@ def _find_out_form(func: OpOverload) -> OutForm | None:
         return None
     for name in _overload_names(packet):
         candidate = getattr(packet, name)
-        if torch.Tag.out not in candidate.tags or torch.Tag.generated in candidate.tags:
-            continue
         form = _as_out_form(func._schema, candidate)
-        if form is not None:
+        if form is not None and torch.Tag.generated not in candidate.tags:
             return form
     return None
 
