@@ -153,6 +153,27 @@ def test_a_page_of_a_thousand_nodes_stays_under_a_megabyte() -> None:
     assert len(graph.to_svg()) < 60_000
 
 
+def test_the_bar_of_a_folded_box_has_a_piece_per_label_and_one_for_the_rarest() -> None:
+    boxes = tuple(Box(f"k{index % 10}", "kernel", group="a") for index in range(300))
+    root = ElementTree.fromstring(Drawing(boxes).to_svg())
+    bar = [item for item in root.iter() if item.get("class") == "gc-fill k-kernel"]
+    assert len(bar) == 7
+    widths = [float(item.get("width", "0")) for item in bar]
+    assert widths[0] < widths[-1] < sum(widths[:-1])
+
+
+def test_links_of_a_fork_are_curves_and_those_of_a_chain_are_straight() -> None:
+    assert "C" not in "".join(re.findall(r' d="([^"]*)"', drawing(3, [(0, 1), (1, 2)]).to_svg()))
+    fork = drawing(3, [(0, 1), (0, 2)]).to_svg()
+    assert len(re.findall(r'class="gc-link" d="M[^"]*C', fork)) == 2
+
+
+def test_a_node_that_is_not_a_kernel_says_its_kind_on_the_second_line() -> None:
+    boxes = (Box("while", "conditional", "2 nodes"), Box("copy", "memcpy"), Box("host", "host"))
+    lines = re.findall(r'gc-detail gc-muted"[^>]*>([^<]*)<', Drawing(boxes).to_svg())
+    assert lines == ["conditional · 2 nodes", "memcpy", ""]
+
+
 def test_notes_come_before_the_arguments_and_stronger() -> None:
     text = Drawing((Box("k", "kernel", lines=("arg 0 = 0x7",), notes=("arg 0 = keys",)),)).to_html()
     assert "<b>arg 0 = keys</b><span>arg 0 = 0x7</span>" in text

@@ -357,6 +357,13 @@ def test_edges_of_another_kind_are_a_change_of_topology() -> None:
     assert (found.result, found.field, found.node_index) == (TOPOLOGY, "edge data", 1)
 
 
+def test_a_damaged_snapshot_with_a_cycle_is_no_endless_walk() -> None:
+    cycle = snapshot([kernel_node(0), kernel_node(1)], [(0, 1), (1, 0)])
+    found = first_difference(cycle, cycle)
+    assert found is not None
+    assert (found.result, found.node, found.rule) == (TOPOLOGY, None, "a graph has no cycle")
+
+
 def test_a_difference_reads_as_a_sentence() -> None:
     found = first_difference(
         snapshot([kernel_node(0, "gemm")]),
