@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from graphcore.errors import GraphcoreError
@@ -21,10 +21,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """How an owner's memory looked: its description without owner, and its allocation's id."""
+    """How an owner's memory looked: its description without owner, and its allocation's id.
+
+    ``memory`` keeps the memory itself: an owner may be closed, or given other memory, while a graph
+    still works on the old one.
+    """
 
     tensor: TensorRef
     buffer_id: int | None = None
+    memory: object = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -111,7 +116,18 @@ def _record(owner: Owner, driver: Driver) -> Record | None:
         ref = describe(owner.object, name=owner.label or "owner")
     except GraphcoreError:
         return None  # of a kind without plain memory: kept alive, not watched
-    return Record(replace(ref, owner=None), buffer_id(driver, ref))
+    return Record(replace(ref, owner=None), buffer_id(driver, ref), _memory(owner.object, ref))
+
+
+def _memory(obj: Any, ref: TensorRef) -> object:
+    """The object whose life is the memory's: torch's storage, a buffer's allocation, else ``obj``.
+
+    A tensor whose ``data`` is replaced lets go of its old storage.
+    """
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(obj, torch.Tensor):
+        return obj.untyped_storage()
+    return ref.owner
 
 
 def buffer_id(driver: Driver, ref: TensorRef) -> int | None:

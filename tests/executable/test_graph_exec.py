@@ -323,6 +323,7 @@ def test_a_closed_buffer_is_stale_but_its_memory_lives(graphcore_driver: Driver)
     buffer.close()
     [stale] = executable.check()
     assert (stale.label, stale.field) == ("scratch", "memory")
+    assert driver.allocation_of(address) is not None
     replay(executable)
     assert bench.get(address, 4) == [2.0] * 4
     bench.close()
