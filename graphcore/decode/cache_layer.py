@@ -43,6 +43,7 @@ class StaticLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is unt
         self.v_head_dim = shapes[1][3]
         self._state = state
         self._scratch = scratch
+        self._shapes = {"keys": shapes[0], "values": shapes[1]}
         self._keys = static_zeros(shapes[0], dtype, device)
         self._values = static_zeros(shapes[1], dtype, device)
 
@@ -179,15 +180,24 @@ class StaticLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is unt
             )
         return int(keys.shape[2])
 
+    def check_buffers(self) -> None:
+        """Raises ConfigurationError where a buffer is not of the kind that was constructed."""
+        self._check_buffer("keys", self._keys)
+        self._check_buffer("values", self._values)
+
+    def _check_buffer(self, field: str, new: torch.Tensor) -> None:
+        shape = self._shapes[field]
+        if (new.dtype, tuple(new.shape), new.device) != (self.dtype, shape, self.device):
+            raise ConfigurationError(
+                f"layer {self.index} {field}: expected {self.dtype} {list(shape)} on "
+                f"{self.device}, as constructed, got {new.dtype} {list(new.shape)} on {new.device}"
+            )
+
     def _rebound(self, field: str, old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
         if new is old:
             return new
-        same = (new.dtype, new.shape, new.device) == (old.dtype, old.shape, old.device)
-        if not (same or self._state.is_captured):
-            raise ConfigurationError(
-                f"layer {self.index} {field}: expected {old.dtype} {list(old.shape)} on "
-                f"{old.device}, as constructed, got {new.dtype} {list(new.shape)} on {new.device}"
-            )
+        if not self._state.is_captured:
+            self._check_buffer(field, new)
         self._state.changed(
             f"layer {self.index} {field}",
             f"bound to another tensor ({new.dtype} {list(new.shape)})",

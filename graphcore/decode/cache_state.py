@@ -65,6 +65,7 @@ class CacheState:
         self.capacity = capacity
         self.last_owner = last_owner
         self.seen: int | None = 0
+        self._device = device
         self._position = static_zeros((), torch.int64, device)
         self._watchers: weakref.WeakSet[CacheWatcher] = weakref.WeakSet()
 
@@ -75,21 +76,21 @@ class CacheState:
 
     @position.setter
     def position(self, tensor: torch.Tensor) -> None:
-        old = self._position
-        if tensor is old:
+        if tensor is self._position:
             return
-        if not self.is_captured and (tensor.dtype, tensor.shape, tensor.device) != (
-            old.dtype,
-            old.shape,
-            old.device,
-        ):
-            raise ConfigurationError(
-                f"position: expected a 0-d torch.int64 tensor on {old.device}, got "
-                f"{tensor.dtype} of shape {tuple(tensor.shape)} on {tensor.device}"
-            )
+        if not self.is_captured:
+            self.check_position(tensor)
         self._position = tensor
         self.seen = None
         self.changed("cache position", f"bound to another tensor ({tensor.dtype})")
+
+    def check_position(self, tensor: torch.Tensor) -> None:
+        """Raises ConfigurationError unless ``tensor`` can be the position."""
+        if (tensor.dtype, tensor.dim(), tensor.device) != (torch.int64, 0, self._device):
+            raise ConfigurationError(
+                f"position: expected a 0-d torch.int64 tensor on {self._device}, got "
+                f"{tensor.dtype} of shape {list(tensor.shape)} on {tensor.device}"
+            )
 
     @property
     def is_captured(self) -> bool:

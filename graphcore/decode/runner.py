@@ -384,6 +384,7 @@ class CUDAGraphAR:
         if self._closed:
             raise LifecycleError(f"{caller}: expected an open runner, the runner is closed")
         refuse_inside_capture(caller)
+        self.cache.check_buffers()
         return prompt.check_prompt(self.model, self.cache, input_ids, attention_mask)
 
     def _checked_seen(self) -> int:

@@ -219,6 +219,12 @@ class StaticKVCache(compat.Cache):  # type: ignore[misc]  # transformers is unty
         names.update(self._scratch.named())
         return names
 
+    def check_buffers(self) -> None:
+        """Raises ConfigurationError where a buffer was replaced by one of another kind."""
+        for layer in self._owners:
+            layer.check_buffers()
+        self._state.check_position(self.position)
+
     # ---- a step ---------------------------------------------------------------------------------
 
     def update(

@@ -237,6 +237,22 @@ def test_the_next_prompt_captures_again_where_the_buffers_changed(
     assert runner.captures == 2
 
 
+def test_a_buffer_of_another_kind_is_refused_until_a_fitting_one_is_back(
+    runner: CUDAGraphAR, prompt: torch.Tensor, expected: torch.Tensor
+) -> None:
+    runner.capture(prompt)
+    fitting = runner.cache.layers[0].values, runner.cache.position
+    _cast_values_to_int8(runner.cache)
+    with pytest.raises(ConfigurationError, match=r"layer 0 values: expected torch.float32.*int8"):
+        runner.generate(prompt, 2)
+    runner.cache.layers[0].values = fitting[0]
+    runner.cache.position = torch.zeros(1, dtype=torch.int32, device=runner.cache.device)
+    with pytest.raises(ConfigurationError, match=r"position: expected a 0-d torch.int64.*int32"):
+        runner.generate(prompt, 2)
+    runner.cache.position = fitting[1]
+    assert_works(runner, prompt, expected)
+
+
 def test_a_captured_cache_refuses_reorder_and_crop_with_the_reason(
     runner: CUDAGraphAR, prompt: torch.Tensor, expected: torch.Tensor
 ) -> None:

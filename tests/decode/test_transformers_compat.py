@@ -85,6 +85,13 @@ def test_shapes_come_from_the_configuration_where_no_projection_shows_them(
     assert compat.layer_shapes(model) == [shape] * 3
 
 
+def test_a_model_that_does_not_list_its_layers_has_none_to_name() -> None:
+    model = make_model()
+    assert [layer.self_attn.layer_idx for layer in compat.decoder_layers(model)] == [0, 1, 2]
+    model.model.layers = None
+    assert compat.decoder_layers(model) == []
+
+
 def test_a_value_head_of_another_width_is_seen() -> None:
     model = make_model()
     model.model.layers[2].self_attn.v_proj = torch.nn.Linear(64, 16)
