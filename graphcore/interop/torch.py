@@ -136,7 +136,9 @@ def annotate_modules(
 def _chosen_modules(module: Any, names: Iterable[str] | None) -> dict[str, Any]:
     known = {name: part for name, part in module.named_modules() if name}
     if names is None:
-        return known
+        # containers are never called: their parts are named through them, "layers.3"
+        unused = require().nn.Module.forward
+        return {name: part for name, part in known.items() if type(part).forward is not unused}
     wanted = list(names)
     missing = [name for name in wanted if name not in known]
     if missing:

@@ -159,6 +159,9 @@ def _describe_torch(torch: Any, tensor: Any, name: str) -> TensorRef:
 
 
 def _kind_without_memory(torch: Any, tensor: Any) -> str | None:
+    fake = sys.modules.get("torch._subclasses.fake_tensor")
+    if fake is not None and isinstance(tensor, fake.FakeTensor):
+        return "a fake tensor, which has no memory"
     if tensor.is_quantized:
         return "a quantised tensor (use int_repr())"
     if tensor.layout is not torch.strided:

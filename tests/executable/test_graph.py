@@ -10,7 +10,7 @@ import pytest
 from helpers.contract import Bench
 from helpers.graph_specs import Step, build
 from helpers.kernels import fill_value, write_cluster_size
-from helpers.tensors import filled, replay
+from helpers.tensors import cuda_driver, filled, replay
 
 import graphcore
 from graphcore import CacheTypeError, ConfigurationError, CudaError, Graph, LifecycleError
@@ -147,12 +147,12 @@ def test_graphs_of_other_libraries_are_adopted_and_kept_alive(bench: Bench, libr
     assert bench.get(x, 4) == [1.0] * 4
 
 
-def test_a_graph_that_torch_captured_is_adopted_and_replayed(graphcore_driver: Driver) -> None:
-    if graphcore_driver.is_emulated:
-        pytest.skip("torch captures no CPU work")
+@pytest.mark.gpu
+def test_a_graph_that_torch_captured_is_adopted_and_replayed() -> None:
     import torch
 
-    x, y = filled(graphcore_driver, 1.0), filled(graphcore_driver, 0.0)
+    driver = cuda_driver()
+    x, y = filled(driver, 1.0), filled(driver, 0.0)
     y.copy_(x * 2)
     captured = torch.cuda.CUDAGraph(keep_graph=True)
     with torch.cuda.graph(captured):

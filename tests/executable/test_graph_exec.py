@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import timeit
 import weakref
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 import torch
 from helpers.contract import Bench
 from helpers.graph_specs import Step, build
+from helpers.isolated import run_script
 from helpers.kernels import add_one, fill_value
 from helpers.tensors import filled, poisoned, replay
 
@@ -197,47 +197,46 @@ def test_a_launch_in_a_capture_becomes_a_child_node_and_hands_over_its_owners(
 # ---- what a launch costs ------------------------------------------------------------------------
 
 
-def test_launching_costs_less_than_a_tenth_of_a_microsecond_over_the_bound_call(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    driver = EmulatedDriver()
-    stream = driver.stream()
+# in a process of its own: coverage and debuggers trace every line of this one
+_MEASURE = """
+import timeit, tracemalloc
+from graphcore import Graph
+from graphcore.driver.emulated import EmulatedDriver
 
-    def nothing() -> None:
-        return None
+driver = EmulatedDriver()
+stream = driver.stream()
 
-    monkeypatch.setattr(driver, "bind_launch", lambda *_: nothing)
-    executable = Graph(driver, driver.create_graph()).instantiate(guard="owners")
-    executable.launch(stream)
-    names = {"executable": executable, "stream": stream, "nothing": nothing}
+def nothing():
+    return None
 
-    def nanoseconds(statement: str) -> float:
-        times = timeit.repeat(statement, globals=names, number=20_000, repeat=15)
-        return min(times) / 20_000 * 1e9
+driver.bind_launch = lambda executable, stream: nothing
+executable = Graph(driver, driver.create_graph()).instantiate(guard="owners")
+launch = executable.launch
+launch(stream)
+names = {"executable": executable, "stream": stream, "nothing": nothing}
 
-    # the best of three: other work on the machine only ever adds
-    costs = [nanoseconds("executable.launch(stream)") - nanoseconds("nothing()") for _ in range(3)]
-    assert min(costs) < 100
+def nanoseconds(statement):
+    times = timeit.repeat(statement, globals=names, number=20_000, repeat=15)
+    return min(times) / 20_000 * 1e9
+
+# the best of three: other work on the machine only ever adds
+costs = [nanoseconds("executable.launch(stream)") - nanoseconds("nothing()") for _ in range(3)]
+tracemalloc.start()
+launch(stream)
+before = tracemalloc.get_traced_memory()[0]
+tracemalloc.reset_peak()
+launch(stream)
+peak = tracemalloc.get_traced_memory()[1]
+print(min(costs), peak - before)
+"""
 
 
-def test_launching_again_allocates_nothing(bench: Bench) -> None:
-    import tracemalloc
-
-    executable = adding(bench, bench.put([0.0] * 4))
-    executable.launch(bench.stream)
-    executable._call = lambda: None  # what the driver's own call allocates is not ours
-    launch, stream = executable.launch, bench.stream
-    launch(stream)
-    tracemalloc.start()
-    try:
-        before = tracemalloc.get_traced_memory()[0]
-        tracemalloc.reset_peak()
-        launch(stream)
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    # the bound method's frame is reused; a dictionary or tuple would show
-    assert peak - before < 64
+def test_a_launch_costs_under_100_ns_over_the_bound_call_and_allocates_nothing() -> None:
+    done = run_script(_MEASURE)
+    assert done.returncode == 0, done.stderr
+    nanoseconds, allocated = map(float, done.stdout.split())
+    assert nanoseconds < 100
+    assert allocated == 0
 
 
 # ---- validity -----------------------------------------------------------------------------------

@@ -5,10 +5,20 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+import pytest
 import torch
 
 from graphcore import Graph, GraphExec
-from graphcore.driver import Driver, Stream
+from graphcore.driver import Driver, Stream, open_driver
+from graphcore.errors import DriverUnavailable
+
+
+def cuda_driver() -> Driver:
+    """A CUDA driver for tests of what only a device can do; skips where there is none."""
+    try:
+        return open_driver("cuda")
+    except DriverUnavailable as error:
+        pytest.skip(str(error))
 
 
 def device_of(driver: Driver) -> torch.device:
