@@ -1,7 +1,8 @@
 """Capture: one stream capture from begin to end, and what must hold whatever happens in it.
 
 However its block ends, the capture is ended exactly once, the stream is usable afterwards and a
-failed one leaves no memory behind. It assumes that the block runs on the thread that entered it.
+failed one leaves no memory behind. It assumes that the block runs on the thread that entered it,
+and is not locked.
 """
 
 from __future__ import annotations

@@ -102,7 +102,12 @@ class GraphExec:
             self._look_closer()
         if stream is not self._bound_stream:
             self._bind(stream)
-        result = self._call()
+        try:
+            result = self._call()
+        except Exception as error:
+            # a driver may bind another library's call, whose own error it understands
+            self._raise_launch(error)
+            raise
         if result and result[0]:
             self._raise_launch(result)
 

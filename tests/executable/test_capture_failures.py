@@ -286,6 +286,16 @@ def test_errors_of_torch_and_cupy_are_explained(scene: Scene, name: str) -> None
     assert scene.is_usable()
 
 
+def test_random_work_of_torch_is_refused_with_the_way_round(scene: Scene) -> None:
+    torch.rand(4, device=scene.x.device)
+    with pytest.raises(CaptureError) as caught, scene.capture():
+        scene.x.add_(torch.rand(4, device=scene.x.device))
+    assert "torch.cuda.CUDAGraph(keep_graph=True)" in str(caught.value)
+    assert "Graph.adopt" in str(caught.value)
+    assert caught.value.location is not None
+    assert scene.is_usable()
+
+
 def test_a_runtime_error_that_is_not_about_cuda_stays_itself(scene: Scene) -> None:
     with pytest.raises(RuntimeError) as caught, scene.capture():
         raise RuntimeError("shapes do not match")

@@ -128,6 +128,22 @@ def test_an_error_in_the_bound_calls_result_is_raised_by_the_driver(
     assert raised == [(700, "lost")]
 
 
+def test_an_exception_of_the_bound_call_is_given_to_the_driver_first(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    foreign = ZeroDivisionError("another library's")
+
+    def failing() -> None:
+        raise foreign
+
+    asked: list[object] = []
+    monkeypatch.setattr(bench.driver, "bind_launch", lambda *_: failing)
+    monkeypatch.setattr(bench.driver, "raise_launch", asked.append)
+    with pytest.raises(ZeroDivisionError, match="another library's"):
+        adding(bench, bench.alloc(16)).launch(bench.stream)
+    assert asked == [foreign]
+
+
 @pytest.mark.parametrize("wrong", ["a stream", 2.5], ids=repr)
 def test_what_is_no_stream_is_a_type_error_and_nothing_runs(bench: Bench, wrong: Any) -> None:
     x = bench.put([0.0] * 4)

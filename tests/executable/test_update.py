@@ -321,6 +321,23 @@ def test_the_same_cluster_size_is_updated_in_place(bench: Bench) -> None:
     assert bench.get(other, 1, "int32") == [2]
 
 
+def test_a_graph_of_several_cluster_sizes_is_updated_with_itself_in_place(bench: Bench) -> None:
+    outs = [bench.alloc(4), bench.alloc(4)]
+    config = [wide(cluster=(size, 1, 1)) for size in (2, 4)]
+    kernels = [
+        bench.kernel_params(write_cluster_size, out, config=each)
+        for out, each in zip(outs, config, strict=True)
+    ]
+    graph = owned(bench, build(bench, tuple(map(Step, kernels))))
+    executable = graph.instantiate()
+    assert executable.update(graph).status is UpdateStatus.UPDATED
+    replay(executable, bench.stream)
+    assert [bench.get(out, 1, "int32") for out in outs] == [[2], [4]]
+    # and with another graph of the same sizes
+    again = owned(bench, build(bench, tuple(map(Step, kernels))))
+    assert executable.update(again).status is UpdateStatus.UPDATED
+
+
 def test_a_cluster_size_changed_in_the_graph_itself_is_found(bench: Bench) -> None:
     out = bench.alloc(4)
     graph = clustered(bench, out, 2)
@@ -350,6 +367,9 @@ def test_where_the_driver_stumbles_over_something_else_its_word_counts(bench: Be
     assert refusal.named_by == "driver"
     assert refusal.field == "argument 1"
     assert "function" in refusal.rule
+    # a node that did not change is still the one the driver names
+    same = explain_refusal(answer, new, new)
+    assert (same.node, same.field) == (node, None)
     # without the old graph there is still the driver's word
     blind = explain_refusal(answer, None, new)
     assert (blind.node, blind.field, blind.named_by) == (node, None, "driver")

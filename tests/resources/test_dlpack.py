@@ -36,10 +36,6 @@ def library(request: pytest.FixtureRequest, graphcore_driver: Driver) -> Library
     return LIBRARIES[request.param](graphcore_driver)
 
 
-def _strided(array: Any) -> Any:
-    return array[:, ::2]
-
-
 LAYOUTS: dict[str, Callable[[Library, str], Any]] = {
     "dense": lambda library, dtype: library.make((3, 4), dtype),
     "strided": lambda library, dtype: library.make((3, 4), dtype)[:, ::2],
@@ -67,7 +63,7 @@ def test_the_same_memory_goes_out_and_comes_back(
     if dtype == "bfloat16" and not library.has_bfloat16:
         # torch's memory stands in; the library must refuse it rather than misread it
         other = torch_library(graphcore_driver).make((3, 4), dtype)
-        with pytest.raises((TypeError, ValueError, RuntimeError, BufferError)):
+        with pytest.raises((TypeError, ValueError, RuntimeError, BufferError, ImportError)):
             library.take(Buffer.view(other))
         return
     array = LAYOUTS[layout](library, dtype)
