@@ -12,6 +12,7 @@ from difflib import SequenceMatcher
 from typing import Protocol
 
 from graphcore.driver.kernel import Pointer
+from graphcore.driver.pairing import Mismatch
 from graphcore.driver.records import (
     AllocParams,
     ConditionalParams,
@@ -22,7 +23,7 @@ from graphcore.driver.records import (
     MemsetParams,
 )
 from graphcore.graph.nodes import NodeRecord
-from graphcore.graph.pairing import Mismatch, pair
+from graphcore.graph.pairing import pair_snapshots
 from graphcore.graph.prediction import Difference, first_difference, trap_differences
 from graphcore.graph.snapshot import GraphSnapshot
 
@@ -139,9 +140,9 @@ def diff(a: GraphSnapshot | HasSnapshot, b: GraphSnapshot | HasSnapshot) -> Grap
 
 def _align(old: GraphSnapshot, new: GraphSnapshot) -> dict[int, int]:
     """New index -> old index of the nodes that both graphs have."""
-    pairing = pair(old, new)
-    if not isinstance(pairing, Mismatch):
-        return {after: before for before, after in sorted(pairing.pairs, key=lambda p: p[1])}
+    pairs = pair_snapshots(old, new)
+    if not isinstance(pairs, Mismatch):
+        return {after: before for before, after in sorted(pairs, key=lambda p: p[1])}
     if len(old.nodes) == len(new.nodes):
         return {index: index for index in range(len(new.nodes))}
     matcher = SequenceMatcher(None, _likeness(old), _likeness(new), autojunk=False)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from graphcore.driver.pairing import Mismatch
 from graphcore.driver.records import (
     AllocParams,
     ConditionalParams,
@@ -21,7 +22,7 @@ from graphcore.driver.records import (
     UpdateResult,
 )
 from graphcore.graph.nodes import NodeRecord
-from graphcore.graph.pairing import Mismatch, pair
+from graphcore.graph.pairing import first_unlike, pair_snapshots
 from graphcore.graph.snapshot import GraphSnapshot
 
 
@@ -94,11 +95,11 @@ Check = Callable[[NodeParams, NodeParams, NodeRecord, NodeRecord], Difference | 
 def _differences(
     old: GraphSnapshot, new: GraphSnapshot, path: tuple[int, ...], check: Check
 ) -> Iterator[Difference]:
-    pairing = pair(old, new)
-    if isinstance(pairing, Mismatch):
-        yield _topology(pairing, new, path)
+    pairs = pair_snapshots(old, new)
+    if isinstance(pairs, Mismatch):
+        yield _mismatch(pairs, old, new, path)
         return
-    for old_index, new_index in pairing.pairs:
+    for old_index, new_index in pairs:
         before, after = old.nodes[old_index], new.nodes[new_index]
         here = (*path, new_index)
         found = check(before.params, after.params, before, after)
@@ -112,14 +113,18 @@ def _differences(
                 yield from _differences(one, other, (*here, number), check)
 
 
-def _topology(mismatch: Mismatch, new: GraphSnapshot, path: tuple[int, ...]) -> Difference:
-    index = mismatch.node
+def _mismatch(
+    found: Mismatch, old: GraphSnapshot, new: GraphSnapshot, path: tuple[int, ...]
+) -> Difference:
+    index = first_unlike(old, new) if found.node is None else found.node
     return Difference(
-        UpdateResult.TOPOLOGY_CHANGED,
-        mismatch.field,
-        mismatch.rule,
+        found.result,
+        found.field,
+        found.rule,
         None if index is None else new.nodes[index],
-        mismatch.names_node,
+        named_by_driver=found.node is not None,
+        before=found.before,
+        after=found.after,
         path=path if index is None else (*path, index),
     )
 
@@ -140,15 +145,6 @@ def _at(found: Difference, node: NodeRecord, path: tuple[int, ...]) -> Differenc
 def _refusal(
     before: NodeParams, after: NodeParams, old: NodeRecord, new: NodeRecord
 ) -> Difference | None:
-    if old.kind is not new.kind:
-        rule = "an update keeps each node's kind"
-        return Difference(
-            UpdateResult.NODE_TYPE_CHANGED,
-            "kind",
-            rule,
-            before=old.kind.value,
-            after=new.kind.value,
-        )
     if isinstance(before, KernelParams) and isinstance(after, KernelParams):
         return _kernel_refusal(before, after, old, new)
     if isinstance(before, MemcpyParams) and isinstance(after, MemcpyParams):

@@ -170,7 +170,7 @@ TABLE: list[tuple[str, Make, UpdateResult, str | None, int | None]] = [
     ("node added", _topology([(), (0,)], [(), (0,), (1,)]), TOPOLOGY, "nodes", 2),
     ("node removed", _topology([(), (0,), (1,)], [(), (0,)]), TOPOLOGY, "nodes", None),
     ("edge added", _topology([(), (), (0,)], [(), (), (0, 1)]), TOPOLOGY, "edges", 2),
-    ("edge removed", _topology([(), (0,)], [(), ()]), TOPOLOGY, "edges", 1),
+    ("edge removed", _topology([(), (0,)], [(), ()]), TOPOLOGY, "edges", 0),
     (
         "edge moved",
         _topology([(), (0,), (1,), (0, 2)], [(), (0,), (1,), (1, 2)]),
@@ -178,7 +178,7 @@ TABLE: list[tuple[str, Make, UpdateResult, str | None, int | None]] = [
         "dependencies",
         1,
     ),
-    ("exit added", _topology([(), (0,), (1,)], [(), (0,), (0,)]), TOPOLOGY, "edges", 2),
+    ("exit added", _topology([(), (0,), (1,)], [(), (0,), (0,)]), TOPOLOGY, "edges", 1),
     ("exit removed", _topology([(), (0,), (0,)], [(), (0,), (1,)]), TOPOLOGY, None, None),
     (
         "in a child graph",

@@ -99,15 +99,10 @@ class Graph:
         self.device = device
         self.parent = parent
         self.nodes: dict[Node, None] = {}
-        self.sinks: dict[Node, None] = {}
         self.conditionals: list[Conditional] = []
         self.is_being_captured = False
         self.was_instantiated = False
         self.executables: weakref.WeakSet[Executable] = weakref.WeakSet()
-
-    @property
-    def edge_count(self) -> int:
-        return sum(len(node.sources) for node in self.nodes)
 
     def live_executables(self) -> list[Executable]:
         """Executables made from it and not destroyed."""
@@ -142,7 +137,6 @@ class Graph:
         is_programmatic = _is_programmatic(payload.params)
         node = Node(self, settled(payload))
         self.nodes[node] = None
-        self.sinks[node] = None
         for source in sources:
             follows_kernel = is_programmatic and source.kind is NodeKind.KERNEL
             self.connect(source, node, PROGRAMMATIC if follows_kernel else PLAIN)
@@ -153,13 +147,10 @@ class Graph:
     def connect(self, source: Node, target: Node, data: EdgeData = PLAIN) -> None:
         target.sources[source] = data
         source.targets[target] = None
-        self.sinks.pop(source, None)
 
     def disconnect(self, source: Node, target: Node) -> None:
         del target.sources[source]
         del source.targets[target]
-        if not source.targets:
-            self.sinks[source] = None
 
     def remove(self, node: Node) -> None:
         for source in list(node.sources):
@@ -167,7 +158,6 @@ class Graph:
         for target in list(node.targets):
             self.disconnect(node, target)
         del self.nodes[node]
-        self.sinks.pop(node, None)
 
     def copy(self, parent: Node | None = None) -> tuple[Graph, dict[Node, Node]]:
         """A copy with embedded graphs copied too, and which node became which."""
@@ -176,8 +166,6 @@ class Graph:
         for node, twin in became.items():
             for source, data in node.sources.items():
                 graph.connect(became[source], twin, data)
-        # the order of sinks is part of what an update compares
-        graph.sinks = {became[sink]: None for sink in self.sinks}
         graph.conditionals = list(self.conditionals)
         return graph, became
 

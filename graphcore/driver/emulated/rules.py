@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from graphcore.driver.emulated.calls import Refused, invalid
 from graphcore.driver.emulated.graph import Graph, Node, Payload
+from graphcore.driver.pairing import Mismatch, Outline, pair
 from graphcore.driver.records import (
     AllocParams,
     ConditionalParams,
@@ -130,19 +131,21 @@ def topological(graph: Graph) -> list[Node]:
 def pair_graphs(old: Graph, new: Graph) -> Pairs | UpdateRefusal:
     """Which node of ``new`` takes the place of which of ``old``, or the driver's refusal.
 
-    CUDA pairs the sinks in the order in which they became sinks, then walks up the dependencies in
-    edge order. So a reversed edge between two equal kernels is no change at all.
+    A reversed edge between two equal kernels is no change at all: the nodes pair the other way.
     """
-    if len(old.nodes) != len(new.nodes) or old.edge_count != new.edge_count:
-        return UpdateRefusal(UpdateResult.TOPOLOGY_CHANGED)
-    paired = _pair_topology(old, new)
-    if isinstance(paired, UpdateRefusal):
-        return paired
+    found = pair(_outline(old), _outline(new))
+    old_nodes, new_nodes = list(old.nodes), list(new.nodes)
+    if isinstance(found, Mismatch):
+        named = [
+            None if index is None else new_nodes[index] for index in (found.node, found.from_node)
+        ]
+        return UpdateRefusal(found.result, *named)
     pairs: Pairs = []
-    for old_node, new_node in paired:
-        refusal = refuse_change(old_node.payload, new_node)
-        if refusal is not None:
-            return refusal
+    for old_index, new_index in found:
+        old_node, new_node = old_nodes[old_index], new_nodes[new_index]
+        result = _changed(old_node.payload, new_node.payload)
+        if result is not None:
+            return UpdateRefusal(result, new_node)
         pairs.append((old_node, new_node))
         inner = zip(old_node.payload.inner_graphs, new_node.payload.inner_graphs, strict=True)
         for old_inner, new_inner in inner:
@@ -153,40 +156,15 @@ def pair_graphs(old: Graph, new: Graph) -> Pairs | UpdateRefusal:
     return pairs
 
 
-def _pair_topology(old: Graph, new: Graph) -> Pairs | UpdateRefusal:
-    if len(new.sinks) > len(old.sinks):
-        extra = list(new.sinks)[len(old.sinks)]
-        return UpdateRefusal(UpdateResult.TOPOLOGY_CHANGED, extra)
-    became: dict[Node, Node] = {}
-    taken: set[Node] = set()
-    waiting = list(zip(old.sinks, new.sinks, strict=False))
-    for old_node, new_node in waiting:
-        became[old_node] = new_node
-        taken.add(new_node)
-    for old_node, new_node in waiting:
-        if len(old_node.sources) != len(new_node.sources):
-            return UpdateRefusal(UpdateResult.TOPOLOGY_CHANGED, new_node)
-        sources = zip(old_node.sources.items(), new_node.sources.items(), strict=True)
-        for (old_source, old_data), (new_source, new_data) in sources:
-            known = became.get(old_source)
-            if known is None and new_source not in taken and old_data == new_data:
-                became[old_source] = new_source
-                taken.add(new_source)
-                waiting.append((old_source, new_source))
-            elif known is not new_source or old_data != new_data:
-                return UpdateRefusal(UpdateResult.TOPOLOGY_CHANGED, new_node, new_source)
-    if len(became) < len(old.nodes):
-        return UpdateRefusal(UpdateResult.TOPOLOGY_CHANGED)
-    return list(became.items())
-
-
-def refuse_change(old: Payload, new_node: Node) -> UpdateRefusal | None:
-    """Whether an executable's node may become ``new_node``; embedded graphs are not compared."""
-    new = new_node.payload
-    if old.params.kind is not new.params.kind:
-        return UpdateRefusal(UpdateResult.NODE_TYPE_CHANGED, new_node)
-    result = _changed(old, new)
-    return None if result is None else UpdateRefusal(result, new_node)
+def _outline(graph: Graph) -> Outline:
+    position = {node: index for index, node in enumerate(graph.nodes)}
+    return Outline(
+        tuple(node.kind for node in graph.nodes),
+        tuple(
+            tuple((position[source], data) for source, data in node.sources.items())
+            for node in graph.nodes
+        ),
+    )
 
 
 def _changed(old: Payload, new: Payload) -> UpdateResult | None:

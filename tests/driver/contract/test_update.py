@@ -234,10 +234,16 @@ TOPOLOGIES: dict[str, Topology] = {
     "one_node_more": Topology((2, [(0, 1)]), (3, [(0, 1), (1, 2)]), UpdateResult.TOPOLOGY_CHANGED),
     "one_node_less": Topology((3, [(0, 1), (1, 2)]), (2, [(0, 1)]), UpdateResult.TOPOLOGY_CHANGED),
     "an_edge_more": Topology(
-        (3, [(0, 1), (1, 2)]), (3, [(0, 1), (1, 2), (0, 2)]), UpdateResult.TOPOLOGY_CHANGED
+        (3, [(0, 1), (1, 2)]),
+        (3, [(0, 1), (1, 2), (0, 2)]),
+        UpdateResult.TOPOLOGY_CHANGED,
+        named=True,
     ),
     "an_edge_less": Topology(
-        (3, [(0, 1), (1, 2), (0, 2)]), (3, [(0, 1), (1, 2)]), UpdateResult.TOPOLOGY_CHANGED
+        (3, [(0, 1), (1, 2), (0, 2)]),
+        (3, [(0, 1), (1, 2)]),
+        UpdateResult.TOPOLOGY_CHANGED,
+        named=True,
     ),
     "an_edge_moved": Topology(
         (3, [(0, 1), (1, 2)]), (3, [(0, 1), (0, 2)]), UpdateResult.TOPOLOGY_CHANGED, named=True
