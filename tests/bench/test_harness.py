@@ -57,7 +57,7 @@ def test_the_queue_is_drained_before_every_burst_and_never_timed():
         drained.append(clock.now)
         clock.spend(1000.0)
 
-    arm = python_arm("ours", lambda: clock.spend(0.5), clock)
+    arm = python_arm("ours", lambda: clock.spend(0.5), clock=clock)
     timings = measure([arm], Effort(rounds=3, bursts=4, calls=8), drain)
     assert timings.seconds("ours").median == pytest.approx(0.5)
     assert len(drained) == 1 + 3 * 2 * 4 + 1
@@ -85,6 +85,14 @@ def test_collection_rests_and_the_thread_gets_its_cores_back_even_after_a_failur
     assert gc.isenabled()
     if cores is not None:
         assert os.sched_getaffinity(0) == cores
+
+
+@pytest.mark.parametrize("arguments", [(), ("stream",), ("graph", "stream")], ids=len)
+def test_a_call_gets_its_arguments_as_often_as_asked(arguments):
+    seen = []
+    arm = python_arm("ours", lambda *given: seen.append(given), *arguments)
+    assert arm.burst(3) >= 0
+    assert seen == [arguments] * 3
 
 
 def test_two_arms_of_one_name_are_refused():

@@ -65,9 +65,14 @@ def cupy_stream(monkeypatch):
     return stream
 
 
+def launch(bound):
+    call, *arguments = bound
+    return call(*arguments)
+
+
 def test_cupy_captures_on_its_stream_and_launches_there(cupy_stream):
     chain = FakeChain()
-    launch_peers.cupy(chain)()
+    launch(launch_peers.cupy(chain))
     assert chain.launched_on == [0x100]
     assert cupy_stream.calls == ["begin", "end"]
     assert cupy_stream.graph.launched == [cupy_stream]
@@ -89,7 +94,7 @@ def test_torch_captures_on_a_side_stream_that_becomes_its_current_one(monkeypatc
     )
     monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(cuda=cuda))
     chain = FakeChain()
-    launch_peers.torch(chain)()
+    launch(launch_peers.torch(chain))
     assert chain.launched_on == [0x100]
     assert len(current) == 1
     assert graph.launched == ["current stream"]
@@ -112,7 +117,7 @@ def test_cuda_core_builds_with_its_graph_builder_old_and_new(monkeypatch, home):
     module = types.SimpleNamespace(Device=lambda ordinal: device)
     monkeypatch.setitem(sys.modules, home, module)
     chain = FakeChain()
-    launch_peers.cuda_core(chain)()
+    launch(launch_peers.cuda_core(chain))
     assert chain.launched_on == [0x100]
     assert graph.launched == [stream]
 
@@ -124,9 +129,9 @@ def test_the_bindings_are_bound_with_objects_made_once(monkeypatch):
         CUstream=lambda handle: ("stream", handle),
     )
     monkeypatch.setitem(sys.modules, "cuda.bindings.driver", bindings)
-    launch = launch_peers.cuda_bindings(FakeChain())
-    assert launch() == (("exec", 0x900), ("stream", 0x700))
+    bound = launch_peers.cuda_bindings(FakeChain())
+    assert launch(bound) == (("exec", 0x900), ("stream", 0x700))
 
 
 def test_the_unbound_call_of_our_driver_is_the_peer_without_a_device():
-    assert launch_peers.driver_call(FakeChain())() == (0x900, 0x700)
+    assert launch(launch_peers.driver_call(FakeChain())) == (0x900, 0x700)

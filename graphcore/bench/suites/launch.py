@@ -51,8 +51,8 @@ def _measure_chain(chain: Chain, request: Request, notes: list[Note]) -> list[Ro
     floor = _floor_arm(chain)
     plain, guarded = chain.graph.instantiate(), chain.graph.instantiate(guard="owners")
     ours = [
-        _arm(chain, OURS, functools.partial(plain.launch, chain.stream)),
-        _arm(chain, GUARDED, functools.partial(guarded.launch, chain.stream)),
+        _arm(chain, OURS, plain.launch, chain.stream),
+        _arm(chain, GUARDED, guarded.launch, chain.stream),
     ]
     timings = measure([floor, *ours, *peers], _effort(chain, request), driver.synchronize)
     row = functools.partial(
@@ -78,15 +78,15 @@ def _peer_arms(chain: Chain, request: Request, notes: list[Note]) -> list[Arm]:
             notes.append({"left out": name, "reason": "asked for"})
             continue
         try:
-            arms.append(_arm(chain, name, build(chain)))
+            arms.append(_arm(chain, name, *build(chain)))
         except Exception as error:  # another library's: one broken peer must not cost the run
             notes.append({"left out": name, "reason": f"{type(error).__name__}: {error}"})
     return arms
 
 
-def _arm(chain: Chain, name: str, call: Callable[[], object]) -> Arm:
-    chain.check(name, call)
-    return python_arm(name, call)
+def _arm(chain: Chain, name: str, call: Callable[..., object], *arguments: object) -> Arm:
+    chain.check(name, functools.partial(call, *arguments))
+    return python_arm(name, call, *arguments)
 
 
 def _floor_arm(chain: Chain) -> Arm:

@@ -1,12 +1,12 @@
 """How others launch the chain of suite launch: each peer captures the same kernels its own way.
 
-A peer is a function of the chain that returns a call without arguments, which holds whatever it
-needs alive. What it raises where its library is missing or cannot do it becomes a note.
+A peer is a function of the chain that returns a call and its arguments, as a user of that library
+writes it; they hold whatever is needed alive. What it raises where its library is missing or cannot
+do it becomes a note.
 """
 
 from __future__ import annotations
 
-import functools
 import importlib
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -14,14 +14,15 @@ from typing import Any
 from graphcore.bench.suites.chain import Chain
 from graphcore.driver.records import StreamHandle
 
-Launch = Callable[[], object]
+Launch = tuple[Callable[..., object], *tuple[object, ...]]
+"""A call, then its arguments."""
 
 
 def cuda_bindings(chain: Chain) -> Launch:
     """``cuGraphLaunch`` of the bindings, bound with handle objects made once."""
     bindings = importlib.import_module("cuda.bindings.driver")
     executable = chain.driver.instantiate(chain.graph.handle)
-    return functools.partial(
+    return (
         bindings.cuGraphLaunch,
         bindings.CUgraphExec(executable),
         bindings.CUstream(chain.stream.handle),
@@ -36,8 +37,7 @@ def torch(chain: Chain) -> Launch:
     with library.cuda.graph(graph, stream=stream):
         chain.launch_on(StreamHandle(stream.cuda_stream))
     library.cuda.set_stream(stream)
-    replay: Launch = graph.replay
-    return replay
+    return (graph.replay,)
 
 
 def cuda_core(chain: Chain) -> Launch:
@@ -49,7 +49,7 @@ def cuda_core(chain: Chain) -> Launch:
     builder.begin_building()
     chain.launch_on(StreamHandle(int(builder.stream.handle)))
     graph = builder.end_building().complete()
-    return functools.partial(graph.launch, device.create_stream())
+    return graph.launch, device.create_stream()
 
 
 def cupy(chain: Chain) -> Launch:
@@ -62,7 +62,7 @@ def cupy(chain: Chain) -> Launch:
             chain.launch_on(StreamHandle(stream.ptr))
         finally:
             graph = stream.end_capture()
-    return functools.partial(graph.launch, stream)
+    return graph.launch, stream
 
 
 def _cuda_core() -> Any:
@@ -75,7 +75,7 @@ def _cuda_core() -> Any:
 def driver_call(chain: Chain) -> Launch:
     """Our own driver's unbound call: the peer on the emulated driver, where there are no others."""
     executable = chain.driver.instantiate(chain.graph.handle)
-    return functools.partial(chain.driver.launch_graph, executable, chain.stream.handle)
+    return chain.driver.launch_graph, executable, chain.stream.handle
 
 
 # the order matters once: CuPy is loaded before our launch is bound, which then goes through it
