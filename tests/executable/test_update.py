@@ -145,9 +145,9 @@ CASES: dict[str, Case] = {
         wired((), (0,), (1,)),
         wired((), (0,), (0, 1)),
         UpdateResult.TOPOLOGY_CHANGED,
-        "graphcore",
-        "edges",
-        "edges",
+        "driver",
+        "dependencies",
+        "number of dependencies",
     ),
     "an_edge_moved": Case(
         wired((), (0,), (1,)),
