@@ -1,0 +1,77 @@
+"""Growth and expected errors: each check passes what is right and fails what is not."""
+
+from __future__ import annotations
+
+import pytest
+
+from graphcore.driver import Driver
+from graphcore.driver.emulated import EmulatedDriver
+from graphcore.errors import CaptureError
+from graphcore.testing import assert_no_growth, capture_errors
+
+MIB = 1 << 20
+
+
+def test_what_is_given_back_is_no_growth(graphcore_driver: Driver) -> None:
+    def action() -> None:
+        graphcore_driver.free(graphcore_driver.alloc(4 * MIB))
+
+    assert_no_growth(action, driver=graphcore_driver, allowance=4 * MIB)
+
+
+def test_what_is_kept_is_growth(graphcore_driver: Driver) -> None:
+    kept: list[int] = []
+    with pytest.raises(AssertionError, match=r"grew by \d+ bytes over 5 calls"):
+        assert_no_growth(
+            lambda: kept.append(graphcore_driver.alloc(64 * MIB)),
+            driver=graphcore_driver,
+            repeats=5,
+            warmup=1,
+            allowance=64 * MIB,
+        )
+    for address in kept:
+        graphcore_driver.free(address)
+
+
+@pytest.mark.parametrize("code", ["STREAM_CAPTURE_INVALIDATED", "CUDA_ERROR_INVALID_VALUE"])
+def test_another_error_or_none_fails(code: str) -> None:
+    driver = EmulatedDriver()
+    with (
+        pytest.raises(AssertionError, match="expected CUDA_ERROR_.*, got CUDA_ERROR_OUT"),
+        capture_errors(code),
+    ):
+        driver.alloc(1 << 60)
+    with (
+        pytest.raises(AssertionError, match="expected CUDA_ERROR_.*, got no error"),
+        capture_errors(code),
+    ):
+        driver.free(driver.alloc(4))
+
+
+def test_the_expected_error_passes_and_the_stream_works(graphcore_driver: Driver) -> None:
+    with (
+        graphcore_driver.stream() as stream,
+        capture_errors("STREAM_CAPTURE_UNSUPPORTED", driver=graphcore_driver, stream=stream),
+    ):
+        graphcore_driver.begin_capture(stream.handle, "thread_local")
+        try:
+            graphcore_driver.synchronize_stream(stream.handle)
+        finally:
+            with capture_errors("STREAM_CAPTURE_INVALIDATED"):
+                graphcore_driver.end_capture(stream.handle)
+
+
+def test_a_stream_left_capturing_fails() -> None:
+    driver = EmulatedDriver()
+    with (
+        driver.stream() as stream,
+        pytest.raises(AssertionError, match="expected a stream that left its capture, got one"),
+        capture_errors("INVALID_VALUE", driver=driver, stream=stream),
+    ):
+        driver.begin_capture(stream.handle, "thread_local")
+        driver.free(12345)
+
+
+def test_a_capture_error_counts_by_its_code() -> None:
+    with capture_errors("STREAM_CAPTURE_UNSUPPORTED"):
+        raise CaptureError("no", code="CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED")

@@ -1,0 +1,121 @@
+"""assert_replay_equals_eager passes a right step and fails every kind of wrong one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from helpers.tensors import device_of
+
+from graphcore.driver import Driver
+from graphcore.testing import assert_replay_equals_eager
+
+
+def inputs(driver: Driver, rows: int = 6) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(rows, 5, generator=generator).to(device_of(driver))
+    picks = torch.arange(rows, device=device_of(driver)) % 5
+    return x, picks
+
+
+def right(x: torch.Tensor, picks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return x * 2 + 1, x[torch.arange(x.shape[0], device=x.device), picks]
+
+
+def test_a_right_step_passes(graphcore_driver: Driver) -> None:
+    assert_replay_equals_eager(right, inputs(graphcore_driver))
+
+
+def test_a_single_output_and_given_inputs_pass(graphcore_driver: Driver) -> None:
+    device = device_of(graphcore_driver)
+    x = torch.ones(3, 2, device=device)
+    seen: list[int] = []
+
+    def fresh(number: int) -> list[torch.Tensor]:
+        seen.append(number)
+        return [torch.full((3, 2), float(number), device=device)]
+
+    assert_replay_equals_eager(lambda t: t.sum(0), [x], fresh=fresh, rounds=2)
+    assert seen == [0, 1]
+
+
+def test_whole_numbers_and_flags_are_poisoned_too(graphcore_driver: Driver) -> None:
+    _, picks = inputs(graphcore_driver)
+    assert_replay_equals_eager(lambda p: (p + 1, p > 2, p.to(torch.uint8)), [picks])
+
+
+def _does_nothing() -> Callable[..., Any]:
+    kept: list[torch.Tensor] = []
+
+    def step(x: torch.Tensor, picks: torch.Tensor) -> torch.Tensor:
+        # from the second call on the result of the first: the graph has nothing to do with x
+        if not kept:
+            kept.append(x * 2)
+        return kept[0]
+
+    return step
+
+
+def _frozen() -> Callable[..., Any]:
+    first: list[torch.Tensor] = []
+
+    def step(x: torch.Tensor, picks: torch.Tensor) -> torch.Tensor:
+        first.append(x.clone())
+        return first[0] + 0 * x
+
+    return step
+
+
+@pytest.mark.parametrize("make", [_does_nothing, _frozen], ids=["nothing", "frozen input"])
+def test_a_graph_that_does_not_do_the_work_fails(
+    graphcore_driver: Driver, make: Callable[[], Callable[..., Any]]
+) -> None:
+    with pytest.raises(AssertionError):
+        assert_replay_equals_eager(make(), inputs(graphcore_driver))
+
+
+def test_a_step_that_reads_the_padded_tail_fails(graphcore_driver: Driver) -> None:
+    x, _ = inputs(graphcore_driver)
+    assert_replay_equals_eager(lambda t: t * 2, [x], valid_rows=4)
+    with pytest.raises(AssertionError, match="differs from eager in 20 of 20 elements"):
+        assert_replay_equals_eager(lambda t: t - t.mean(0), [x], valid_rows=4)
+
+
+def test_a_tolerance_allows_rounding_and_no_more(graphcore_driver: Driver) -> None:
+    calls: list[int] = []
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        calls.append(1)
+        return x * (1.0 if len(calls) <= 4 else 1.0 + 1e-4)  # captured once, eager after
+
+    x, _ = inputs(graphcore_driver)
+    assert_replay_equals_eager(step, [x], tolerance=1e-3)
+    calls.clear()
+    with pytest.raises(AssertionError, match="round 0, output 0"):
+        assert_replay_equals_eager(step, [x], tolerance=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("step", "said"),
+    [
+        (lambda x: (), "expected a step with outputs"),
+        (lambda x: x.view(-1), "shares an input's memory"),
+    ],
+    ids=["no outputs", "aliases"],
+)
+def test_steps_that_cannot_be_checked_are_refused(
+    graphcore_driver: Driver, step: Callable[..., Any], said: str
+) -> None:
+    x, _ = inputs(graphcore_driver)
+    with pytest.raises(AssertionError, match=said):
+        assert_replay_equals_eager(step, [x])
+
+
+def test_an_output_of_another_shape_fails(graphcore_driver: Driver) -> None:
+    x, _ = inputs(graphcore_driver)
+    with pytest.raises(AssertionError, match=r"expected shape \(4, 5\), got"):
+        assert_replay_equals_eager(
+            lambda t: t[:2] if t.shape[0] == 6 else t * 1, [x.clone()], valid_rows=4
+        )
