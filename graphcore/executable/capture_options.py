@@ -48,6 +48,7 @@ def fitting_stream(driver: Driver, given: Any, on_legacy_work: LegacyWork) -> St
             f"stream: expected a stream that can capture, got default stream {stream.handle}; "
             "pass None, or a stream that was created"
         )
+    refuse_busy(driver, stream)  # first: asking a capturing stream anything else breaks its capture
     device = driver.stream_device(stream.handle)
     if device != driver.device:
         raise CacheTypeError(

@@ -146,7 +146,7 @@ class Capture:
         refuse_second()
         self._prepare()
         self._is_used = True
-        refuse_busy(self.driver, self.stream)
+        refuse_busy(self.driver, self.stream)  # given streams may have become busy since
         try:
             self._begin(f"the capture begun at {caller()} on stream {self.stream.handle:#x}")
         except BaseException:
@@ -159,7 +159,7 @@ class Capture:
         with ExitStack() as blocks:
             blocks.enter_context(_resting_collector())
             blocks.enter_context(self._surroundings())
-            forget_bindings(driver, stream)
+            forget_bindings(driver)
             driver.begin_capture(stream, self.mode)
             self._active = active.ActiveCapture(driver, stream, self.mode, name)
             self._thread = threading.get_ident()

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from graphcore.driver import Driver
+from graphcore.driver import Driver, active
 from graphcore.driver.records import GraphHandle, NodeKind
 from graphcore.errors import CacheTypeError, ConfigurationError, LifecycleError
 from graphcore.executable.handles import ExecResource, GraphResource
@@ -168,7 +168,8 @@ class Graph:
 
         Raises:
             ConfigurationError: An unknown guard.
-            LifecycleError: Closed, or a second executable of a graph with a conditional node.
+            LifecycleError: Closed, a second executable of a graph with a conditional node, or a
+                capture under way on this thread that is not relaxed.
             CudaError: The driver's refusal, with the node it blames.
         """
         from graphcore.executable.graph_exec import GraphExec
@@ -182,6 +183,12 @@ class Graph:
     def make_executable(self, auto_free: bool) -> ExecResource:
         """The bare executable behind a :class:`GraphExec`; raises as :meth:`instantiate`."""
         source = self.resource
+        capture = active.current()
+        if capture is not None and capture.driver is self.driver and capture.mode != "relaxed":
+            raise LifecycleError(
+                f"instantiate: {capture.name} is under way on this thread in mode {capture.mode}, "
+                "which CUDA would break; instantiate after it, or capture with mode='relaxed'"
+            )
         if source.instantiations and self.has(NodeKind.CONDITIONAL):
             raise LifecycleError(
                 "graph: expected a first instantiation, got a second one of a graph with a "

@@ -12,12 +12,25 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from graphcore.driver import Driver, Stream, active, as_stream, stream_handle
-from graphcore.driver.records import NodeKind, StreamHandle, UpdateResult
-from graphcore.errors import ConfigurationError, LifecycleError, StaleGraphError, UpdateRefused
+from graphcore.driver.records import (
+    CaptureState,
+    ChildParams,
+    NodeKind,
+    StreamHandle,
+    UpdateResult,
+)
+from graphcore.errors import (
+    CaptureError,
+    ConfigurationError,
+    LifecycleError,
+    StaleGraphError,
+    UpdateRefused,
+)
 from graphcore.executable.handles import ExecResource
 from graphcore.executable.update import UpdateOutcome, UpdateStatus, Version, try_in_place
 from graphcore.interop import current_stream
@@ -72,7 +85,7 @@ class GraphExec:
         self._guard = guard
         self._auto_free = auto_free
         self._marked: StaleResource | None = None
-        # the one flag of the hot path: None, or why launch has to look closer
+        # None, or why launch has to look closer; then no stream counts as bound
         self._refusal: str | None = _CHECK_FIRST if guard == "full" else None
         self._bound_stream: Any = _UNBOUND
         self._bound_handle: StreamHandle | None = None
@@ -85,8 +98,9 @@ class GraphExec:
     def launch(self, stream: Any = None) -> None:
         """Launches on ``stream``.
 
-        The fast form gives the same stream object each time. Inside a capture of that stream the
-        graph becomes a child node, and the graph being captured keeps the owners of this one.
+        The fast form gives the same stream object each time. CUDA refuses a launch inside a
+        capture; where the stream belongs to a capture of ours, the graph becomes a child node
+        there instead, and the graph being captured keeps the owners of this one.
 
         Args:
             stream: A stream of graphcore, torch, CuPy or cuda.core, or a handle. None is the
@@ -98,9 +112,7 @@ class GraphExec:
                 launched.
             CudaError: The driver's refusal.
         """
-        if self._refusal is not None:
-            self._look_closer()
-        if stream is not self._bound_stream:
+        if stream is not self._bound_stream:  # also where the executable must not launch
             self._bind(stream)
         try:
             result = self._call()
@@ -117,17 +129,39 @@ class GraphExec:
         self.driver.upload(self._resource.handle, self._handle_of(stream))
 
     def _bind(self, stream: Any) -> None:
-        handle = self._handle_of(stream)
-        if handle != self._bound_handle:
-            self._bound_stream, self._bound_handle = _UNBOUND, None
-            self._call = self.driver.bind_launch(self._resource.handle, handle)
-            self._bound_handle = handle
-        # None is looked up each time: the current stream may be another by the next launch
-        self._bound_stream = _UNBOUND if stream is None else stream
+        if self._refusal is not None:
+            self._look_closer()
         capture = active.current()
         if capture is not None and capture.driver is self.driver:
-            for owner in self._owners:
-                active.keep(owner.object, owner.label)
+            handle = current_stream(self.driver) if stream is None else stream_handle(stream)
+            if self.driver.capture_status(handle).state is not CaptureState.NONE:
+                self._unbind()
+                self._call = partial(self._embed, handle)
+                return
+        handle = self._handle_of(stream)
+        if handle != self._bound_handle:
+            self._unbind()
+            self._call = self.driver.bind_launch(self._resource.handle, handle)
+            self._bound_handle = handle
+        # None is looked up each time: the current stream may be another by the next launch; and
+        # where there is a flag, every launch looks
+        is_fast = stream is not None and self._refusal is None
+        self._bound_stream = stream if is_fast else _UNBOUND
+
+    def _embed(self, stream: StreamHandle) -> None:
+        """Adds the graph to the capture of ``stream`` as a child node."""
+        driver = self.driver
+        status = driver.capture_status(stream)
+        if status.graph is None:
+            raise CaptureError(
+                "launch: expected a capture that is under way, got one that an error invalidated",
+                code="CUDA_ERROR_STREAM_CAPTURE_INVALIDATED",
+            )
+        child = ChildParams(self._resource.source.handle)
+        node = driver.add_node(status.graph, status.frontier, child)
+        driver.set_capture_frontier(stream, [node])
+        for owner in self._owners:
+            active.keep(owner.object, owner.label)
 
     def _handle_of(self, stream: Any) -> StreamHandle:
         if stream is None:
@@ -181,6 +215,7 @@ class GraphExec:
         self._marked = StaleResource(label, "marked", "as captured", reason)
         if self._guard is not None:
             self._refusal = _CHECK_FIRST
+            self._bound_stream = _UNBOUND
 
     # ---- changing ------------------------------------------------------------------------------
 
@@ -312,16 +347,16 @@ class GraphExec:
         )
 
 
-def forget_bindings(driver: Driver, stream: StreamHandle) -> None:
-    """Makes every executable bound to ``stream`` look at its stream again at the next launch.
+def forget_bindings(driver: Driver) -> None:
+    """Makes every executable of ``driver`` look at its stream again at its next launch.
 
-    A launch inside a capture must hand its owners to the captured graph, which the bound call does
-    not do; so a capture of the stream begins with this.
+    A capture begins with this: the stream of a bound call, or one forked from it, may belong to the
+    capture, where CUDA refuses the call and breaks the capture.
     """
     with _live_lock:
         executables = list(_live)
     for executable in executables:
-        if executable.driver is driver and executable._bound_handle == stream:
+        if executable.driver is driver:
             executable._unbind()
 
 

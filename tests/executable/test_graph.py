@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from helpers.contract import Bench
 from helpers.graph_specs import Step, build
-from helpers.kernels import fill_value, write_cluster_size
+from helpers.kernels import add_one, fill_value, write_cluster_size
 from helpers.tensors import cuda_driver, filled, replay
 
 import graphcore
@@ -289,3 +289,24 @@ def test_a_graph_whose_owners_cannot_be_recorded_is_not_leaked() -> None:
         Graph(driver, handle, owners=owners)
     gc.collect()
     assert not is_alive(bench, handle)
+
+
+@pytest.mark.parametrize("mode", ["global", "thread_local"])
+def test_instantiating_inside_a_capture_is_refused_and_leaves_it(bench: Bench, mode: str) -> None:
+    x = bench.put([0.0] * 4)
+    graph = Graph(bench.driver, build(bench, (Step(bench.kernel_params(add_one, x, 4)),)))
+    with graphcore.capture(driver=bench.driver, mode=mode) as capture:
+        with pytest.raises(LifecycleError, match=f"under way on this thread in mode {mode}"):
+            graph.instantiate()
+        bench.launch(add_one, x, 4, stream=capture.stream)
+    assert len(capture.graph.snapshot().nodes) == 1
+
+
+def test_instantiating_inside_a_relaxed_capture_works(bench: Bench) -> None:
+    x = bench.put([0.0] * 4)
+    graph = Graph(bench.driver, build(bench, (Step(bench.kernel_params(add_one, x, 4)),)))
+    with graphcore.capture(driver=bench.driver, mode="relaxed") as capture:
+        executable = graph.instantiate()
+        bench.launch(add_one, x, 4, stream=capture.stream)
+    executable.launch(bench.stream)
+    assert bench.get(x, 4) == [1.0] * 4
