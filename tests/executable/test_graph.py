@@ -294,7 +294,8 @@ def test_a_graph_whose_owners_cannot_be_recorded_is_not_leaked() -> None:
 @pytest.mark.parametrize("mode", ["global", "thread_local"])
 def test_instantiating_inside_a_capture_is_refused_and_leaves_it(bench: Bench, mode: str) -> None:
     x = bench.put([0.0] * 4)
-    graph = Graph(bench.driver, build(bench, (Step(bench.kernel_params(add_one, x, 4)),)))
+    handle = build(bench, (Step(bench.kernel_params(add_one, x, 4)),))
+    graph = Graph(bench.driver, handle, owned=False)
     with graphcore.capture(driver=bench.driver, mode=mode) as capture:
         with pytest.raises(LifecycleError, match=f"under way on this thread in mode {mode}"):
             graph.instantiate()
@@ -304,7 +305,8 @@ def test_instantiating_inside_a_capture_is_refused_and_leaves_it(bench: Bench, m
 
 def test_instantiating_inside_a_relaxed_capture_works(bench: Bench) -> None:
     x = bench.put([0.0] * 4)
-    graph = Graph(bench.driver, build(bench, (Step(bench.kernel_params(add_one, x, 4)),)))
+    handle = build(bench, (Step(bench.kernel_params(add_one, x, 4)),))
+    graph = Graph(bench.driver, handle, owned=False)
     with graphcore.capture(driver=bench.driver, mode="relaxed") as capture:
         executable = graph.instantiate()
         bench.launch(add_one, x, 4, stream=capture.stream)
