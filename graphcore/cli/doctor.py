@@ -20,8 +20,8 @@ from graphcore.errors import ConfigurationError, GraphcoreError
 _PACKAGES = {
     "cuda-bindings": ((13, 0), "the CUDA driver", "pip install 'cuda-python>=13,<14'"),
     "numpy": ((2, 0), "the emulated driver", "pip install 'numpy>=2'"),
-    "cupy-cuda13x": ((14, 0), "the kernels on a GPU, the fastest launch", "pip install "
-                     "'cupy-cuda13x>=14'"),
+    "cupy-cuda13x": ((14, 2), "the kernels on a GPU, the fastest launch", "pip install "
+                     "'cupy-cuda13x>=14.2'"),
     "torch": ((2, 11), "tensors and models", "pip install 'torch>=2.11'"),
     "transformers": ((5, 17), "static caches and decode", "pip install 'transformers>=5.17'"),
     "gguf": ((0, 10), "the demo's model file", INSTALL_DEMO),

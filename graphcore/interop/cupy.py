@@ -41,5 +41,15 @@ def use_stream(handle: int, device: int) -> AbstractContextManager[object]:
     cuda = sys.modules["cupy"].cuda
     stack = ExitStack()
     stack.enter_context(cuda.Device(device))
-    stack.enter_context(cuda.ExternalStream(handle, device))
+    stack.enter_context(cuda.Stream.from_external(_Handle(handle)))
     return stack
+
+
+class _Handle:
+    """A bare handle that speaks the stream protocol; borrowed."""
+
+    def __init__(self, handle: int) -> None:
+        self._handle = handle
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return (0, self._handle)

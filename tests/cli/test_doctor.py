@@ -43,7 +43,7 @@ def test_a_missing_package_comes_with_its_command(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(doctor, "version", version)
     findings = found()
-    assert findings["cupy-cuda13x"].remedy == "pip install 'cupy-cuda13x>=14'"
+    assert findings["cupy-cuda13x"].remedy == "pip install 'cupy-cuda13x>=14.2'"
     assert "older than the tested 2.11" in findings["torch"].value
     assert findings["torch"].remedy == "pip install 'torch>=2.11'"
     assert findings["numpy"].remedy is None

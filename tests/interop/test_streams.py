@@ -99,7 +99,9 @@ class _CuPy:
         self.cuda = SimpleNamespace(
             get_current_stream=lambda device: SimpleNamespace(ptr=77),
             Device=lambda number: self._block("device", number),
-            ExternalStream=lambda handle, device: self._block("stream", (handle, device)),
+            Stream=SimpleNamespace(
+                from_external=lambda stream: self._block("stream", stream.__cuda_stream__())
+            ),
         )
 
     @contextmanager
@@ -119,7 +121,7 @@ def test_both_libraries_are_told_and_told_back(monkeypatch: pytest.MonkeyPatch) 
     _install(monkeypatch, torch=fake_torch, cupy=fake_cupy)
     with use_stream(_Device(), 55):  # type: ignore[arg-type]
         assert fake_torch.log == [("device", 3), ("stream", ("external", 55, 3))]
-        assert fake_cupy.log == [("device", 3), ("stream", (55, 3))]
+        assert fake_cupy.log == [("device", 3), ("stream", (0, 55))]
     assert [name for name, _ in fake_torch.log[2:]] == ["end stream", "end device"]
     assert [name for name, _ in fake_cupy.log[2:]] == ["end stream", "end device"]
 
