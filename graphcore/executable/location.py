@@ -16,6 +16,8 @@ from types import FrameType, TracebackType
 _PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _KERNELS = f"{os.sep}graphcore_kernels{os.sep}"
 _STANDARD = sysconfig.get_paths()["stdlib"] + os.sep
+# the scripts that start installed commands (bin/pytest): somebody else's first line
+_SCRIPTS = sysconfig.get_paths()["scripts"] + os.sep
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 _CUDA_LIBRARIES = frozenset({"torch", "cupy", "cupy_backends", "cuda"})
 
@@ -61,4 +63,4 @@ def _library(path: str) -> str | None:
     for folder in _INSTALLED:
         if folder in path:
             return path.rpartition(folder)[2].partition(os.sep)[0]
-    return "" if path.startswith(_STANDARD) else None
+    return "" if path.startswith((_STANDARD, _SCRIPTS)) else None

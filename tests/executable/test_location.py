@@ -13,6 +13,7 @@ from graphcore.executable import location
 
 SITE = sysconfig.get_paths()["purelib"]
 STDLIB = sysconfig.get_paths()["stdlib"]
+SCRIPTS = sysconfig.get_paths()["scripts"]
 
 
 def _frame(path: str, inner: Callable[[], object]) -> Callable[[], object]:
@@ -66,6 +67,7 @@ CASES: dict[str, tuple[tuple[str, ...], str | None, str | None]] = {
     "ours_below": ((NOTEBOOK, OURS, KERNELS), NOTEBOOK, NOTEBOOK),
     "the_standard_library": ((USER, f"{STDLIB}/contextlib.py", "<frozen runpy>"), USER, USER),
     "installed_code_only": ((MODEL, TORCH), MODEL, MODEL),
+    "an_installed_command": ((f"{SCRIPTS}/serve", MODEL, TORCH), MODEL, MODEL),
     "torch_only": ((TORCH,), None, None),
     "of_the_distribution": ((DISTRIBUTION,), DISTRIBUTION, DISTRIBUTION),
 }
