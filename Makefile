@@ -56,7 +56,7 @@ types: $(STAMP)
 contracts: $(STAMP)
 	$(BIN)/lint-imports
 
-# the workers' coverage is started by the .pth file of coverage and COVERAGE_PROCESS_START
+# one process: what a test starts in a process of its own is not counted
 unit: $(STAMP)
 	$(BIN)/coverage erase
 	$(BIN)/coverage run -m pytest -m "not slow" --timeout=300
