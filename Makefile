@@ -2,6 +2,7 @@
 #
 #   make demo    from a clean clone to a language model answering through a captured graph
 #   make test    from a clean clone: install, lint, types, import contracts, tests with coverage
+#   make test-full, check, outcomes, bench-tables, clean    see below
 #
 # Neither needs a GPU; both use one that is there.
 
@@ -19,7 +20,7 @@ PYTHON ?= $(shell for p in python3 python3.12 python3.11 python3.13; do \
   $$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && \
   { command -v $$p; break; }; done)
 
-.PHONY: help demo test test-full check lint types contracts unit bench-tables clean
+.PHONY: help demo test test-full check lint types contracts unit outcomes bench-tables clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -67,6 +68,10 @@ unit: $(STAMP)
 # the longer suites: every test, the slow ones too, and the built wheel
 test-full: $(STAMP)
 	$(BIN)/python -m pytest -m slow --timeout=1200
+
+# what came of the contract suite on each driver that is here; a test compares the files
+outcomes: $(STAMP)
+	$(BIN)/python -m pytest -q tests/driver/contract --graphcore-outcomes tests/driver/outcomes
 
 bench-tables: $(STAMP)
 	$(BIN)/python -m graphcore.bench.tables README.md $(RESULTS)

@@ -1,0 +1,50 @@
+"""The contract suite comes out the same on both drivers: the outcomes on file, side by side.
+
+The files are written where the suite runs (`make outcomes`); cuda.json on a machine with a device.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from helpers.repository import ROOT
+
+from graphcore.testing import outcome_differences
+from graphcore.testing.outcomes import split_driver
+
+FOLDER = ROOT / "tests" / "driver" / "outcomes"
+SUITE = "tests/driver/contract"
+
+
+def on_file(driver: str) -> dict[str, str]:
+    path = FOLDER / f"{driver}.json"
+    if not path.exists():
+        pytest.skip(f"needs {path.relative_to(ROOT)}, which `make outcomes` writes")
+    content = json.loads(path.read_text(encoding="utf-8"))
+    assert content["driver"] == driver
+    tests: dict[str, str] = content["tests"]
+    return tests
+
+
+def test_every_contract_test_ended_alike_on_both_drivers() -> None:
+    assert outcome_differences(on_file("emulated"), on_file("cuda")) == []
+
+
+@pytest.mark.parametrize("driver", ["emulated", "cuda"])
+def test_no_contract_test_on_file_failed(driver: str) -> None:
+    # alike is not enough: both could fail
+    assert {test for test, outcome in on_file(driver).items() if outcome != "passed"} == set()
+
+
+@pytest.mark.parametrize("driver", ["emulated", "cuda"])
+def test_the_outcomes_on_file_are_those_of_the_tests_there_are(driver: str) -> None:
+    recorded = on_file(driver).keys()
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider"]
+    done = subprocess.run(
+        [*command, SUITE], cwd=ROOT, capture_output=True, text=True, check=True, timeout=120
+    )
+    tests = [split_driver(line) for line in done.stdout.splitlines() if "::" in line]
+    assert recorded == {test for name, test in tests if name == driver}
