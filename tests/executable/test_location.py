@@ -99,10 +99,10 @@ def test_the_caller_is_the_users_innermost_line(paths: tuple[str, ...], expected
 
 
 def test_a_caller_that_is_installed_code_only_is_named_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    # everything around the test counts as installed, or there would always be a user
+    # everything around the two counts as Python's own, or there would always be a user
     known = location._library
     monkeypatch.setattr(
-        location, "_library", lambda path: "tests" if path == __file__ else known(path)
+        location, "_library", lambda path: known(path) if path in (MODEL, OURS) else ""
     )
     assert _stack(MODEL, OURS, inner=location.caller)() == f"{MODEL}:2"
     monkeypatch.setattr(location, "_library", lambda path: "")
