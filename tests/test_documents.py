@@ -17,6 +17,7 @@ RUN = "python run"
 WITH_CODE = [
     name for name in DOCUMENTS if any(b.info == RUN for b in documents.blocks(documents.read(name)))
 ]
+FILE_NAME = re.compile(r"`((?:graphcore|graphcore_kernels|kernels|tests|docs|examples)/[\w./-]+)`")
 TEST_NAME = re.compile(r"`(tests/[\w/.]+\.py)(?:::(\w+))?`")
 
 
@@ -54,6 +55,12 @@ def test_links_lead_to_files_and_headings_that_exist(document):
         assert target.exists(), f"{document}: {link}"
         if anchor:
             assert anchor in documents.anchors(target.read_text(encoding="utf-8")), link
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_a_file_that_a_document_names_exists(document):
+    named = FILE_NAME.findall(documents.read(document))
+    assert [name for name in named if not (ROOT / name).exists()] == []
 
 
 def named_tests():

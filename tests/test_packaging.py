@@ -91,7 +91,7 @@ def test_the_wheel_has_the_command_the_plugin_the_licence_and_the_extras(wheel):
     assert info.startswith("graphcore_cuda-")
     entry_points = wheel.read(f"{info}/entry_points.txt").decode()
     assert "graphcore = graphcore.cli:main" in entry_points
-    assert "graphcore = graphcore.testing.plugin" in entry_points
+    assert "graphcore.testing.plugin = graphcore.testing.plugin" in entry_points
     assert f"{info}/licenses/LICENSE" in wheel.namelist()
     metadata = Parser().parsestr(wheel.read(f"{info}/METADATA").decode())
     assert metadata["Name"] == "graphcore-cuda"
