@@ -31,7 +31,10 @@ from graphcore.resources.attribution import pointers
 
 @dataclass(frozen=True, slots=True)
 class StructValue:
-    """An argument with pointers inside: its other bytes, and (byte offset, place) of each."""
+    """An argument with pointers inside: its other bytes, and (byte offset, place) of each.
+
+    ``rest`` is empty where the other bytes do not count.
+    """
 
     rest: bytes
     places: tuple[tuple[int, Place], ...]
@@ -93,6 +96,10 @@ class _Writer:
         for index, params in enumerate(p for p in allocs if isinstance(p, AllocParams)):
             owned[f"graph allocation {index}"] = (params.address, params.size)
         self._private = AddressBook(owned)
+        # a compiler leaves the padding of a structure, and unused elements in it, as they were: on
+        # a device two captures of one torch kernel differ there (seen), so that of structures of
+        # other libraries only the pointers count
+        self._counts_foreign_structures = driver is None or driver.is_emulated
         self._numbers: dict[str, dict[int, int]] = {}
         self._sources: dict[Kernel, str] = {}
 
@@ -148,10 +155,12 @@ class _Writer:
         yield from _named(config, "grid", "block", "shared_bytes", "cluster")
         yield from _named(config, "cooperative", "priority", "programmatic")
         for argument in node.arguments:
-            yield f"argument {argument.index}", self._argument(argument)
+            is_defined = len(argument.data) <= 8 or node.kernel is not None
+            counts = is_defined or self._counts_foreign_structures
+            yield f"argument {argument.index}", self._argument(argument, counts)
 
-    def _argument(self, argument: Argument) -> Value:
-        """The bytes with every pointer cut out, and the places of the pointers."""
+    def _argument(self, argument: Argument, counts: bool) -> Value:
+        """The bytes with every pointer cut out (where they count), and the pointers' places."""
         rest = bytearray(argument.data)
         places = []
         for offset, address in pointers(argument):
@@ -159,6 +168,8 @@ class _Writer:
             if place is not None:
                 rest[offset : offset + 8] = bytes(8)
                 places.append((offset, place))
+        if not counts:
+            return StructValue(b"", tuple(places))
         if not places:
             return argument.data
         return places[0][1] if len(rest) == 8 else StructValue(bytes(rest), tuple(places))

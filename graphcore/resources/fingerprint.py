@@ -5,8 +5,10 @@ driver's handles never do, so the same capture made twice has the same fingerpri
 touches the same memory; any single change makes another one, and :meth:`Fingerprint.compare` says
 in words which.
 
-What cannot be seen is not in it: a foreign host callback's user data, and a tensor freed and
-allocated again inside a segment that another library's allocator keeps (owners cover that).
+What cannot be seen is not in it: a foreign host callback's user data, a tensor freed and allocated
+again inside a segment that another library's allocator keeps (owners cover that), and, on a device,
+the values other than pointers inside structures that other libraries' kernels take, because their
+padding is never initialised.
 """
 
 from __future__ import annotations

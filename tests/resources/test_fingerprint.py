@@ -283,6 +283,32 @@ def test_a_known_kernels_source_counts() -> None:
     assert fingerprint(with_node(0, kernel=TYPED), NAMES) == one
 
 
+class _Device:
+    """As much of a device's driver as a fingerprint asks for."""
+
+    is_emulated = False
+
+    def allocation_of(self, address: int) -> None:
+        return None
+
+
+def test_on_a_device_only_pointers_count_in_structures_of_other_libraries() -> None:
+    def digest(*arguments: bytes, known: bool = False) -> str:
+        ours = kernel("fused", "bytes:24 p, i32 n", "source") if known else None
+        graph = snapshot(replace(kernel_node(0, "fused", arguments=arguments), kernel=ours))
+        return fingerprint(graph, NAMES, driver=_Device()).digest  # type: ignore[arg-type]
+
+    n, m = (7).to_bytes(4, "little"), (8).to_bytes(4, "little")
+    base = word(1) + word(X + 8) + word(9)
+    padding = word(1) + word(X + 8) + word(10)
+    moved = word(1) + word(X + 16) + word(9)
+    assert digest(base, n) == digest(padding, n)
+    assert digest(base, n) != digest(moved, n)
+    assert digest(base, n) != digest(base, m)
+    # a structure of a kernel of ours is packed byte by byte: all of it counts
+    assert digest(base, n, known=True) != digest(padding, n, known=True)
+
+
 def test_callbacks_without_a_name_count_by_their_type() -> None:
     with_partial = with_params(4, callback=partial(print, 1))
     fields = {str(field) for field in fingerprint(with_partial).fields}
