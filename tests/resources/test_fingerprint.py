@@ -295,7 +295,7 @@ class _Device:
 def test_on_a_device_only_pointers_count_in_structures_of_other_libraries() -> None:
     def digest(*arguments: bytes, known: bool = False) -> str:
         ours = kernel("fused", "bytes:24 p, i32 n", "source") if known else None
-        graph = snapshot(replace(kernel_node(0, "fused", arguments=arguments), kernel=ours))
+        graph = snapshot([replace(kernel_node(0, "fused", arguments=arguments), kernel=ours)])
         return fingerprint(graph, NAMES, driver=_Device()).digest  # type: ignore[arg-type]
 
     n, m = (7).to_bytes(4, "little"), (8).to_bytes(4, "little")
@@ -372,7 +372,7 @@ def test_one_look_at_an_allocation_serves_all_its_pointers(bench: Bench) -> None
     x = bench.alloc(4096)
     graph = Captured(bench, lambda: [bench.launch(add_one, x + 64 * i, 16) for i in range(20)])
     asked: list[int] = []
-    driver: Any = type("Asked", (), {})()
+    driver: Any = type("Asked", (), {"is_emulated": bench.driver.is_emulated})()
     driver.allocation_of = lambda address: (
         asked.append(address) or bench.driver.allocation_of(address)
     )
