@@ -152,6 +152,46 @@ def edges_keep_their_data():
     assert cuda.edges(cuda.create_graph()) == []
 
 
+def edges_are_added_all_or_none():
+    cuda = driver()
+    graph = cuda.create_graph()
+    a, b, c = (cuda.add_node(graph, [], EmptyParams()) for _ in range(3))
+    cuda.add_edges(graph, [Edge(a, b)])
+    raises("CUDA_ERROR_INVALID_VALUE", cuda.add_edges, graph, [Edge(b, c), Edge(a, b)])
+    assert cuda.edges(graph) == [Edge(a, b)]
+
+
+def edges_are_removed_all_or_none():
+    cuda = driver()
+    graph = cuda.create_graph()
+    a, b, c = (cuda.add_node(graph, [], EmptyParams()) for _ in range(3))
+    there = [Edge(a, b, (1, 0, 1)), Edge(b, c)]
+    cuda.add_edges(graph, there)
+    for wrong in ([Edge(b, c), Edge(a, b)], [Edge(b, c), Edge(b, c)], [Edge(b, c), Edge(a, c)]):
+        raises("CUDA_ERROR_INVALID_VALUE", cuda.remove_edges, graph, wrong)
+        assert cuda.edges(graph) == there
+    cuda.remove_edges(graph, there)
+    assert cuda.edges(graph) == []
+
+
+def arguments_may_be_any_bytes():
+    cuda = driver()
+    changing = tuple(map(bytearray, arguments(5, 6, 7)))
+    node = cuda.add_node(cuda.create_graph(), [], KernelParams(function(cuda), PLAIN, changing))
+    for data in changing:
+        data[:] = bytes(len(data))
+    assert cuda.node_params(node).arguments == arguments(5, 6, 7)
+
+
+def an_unknown_form_of_conditional_is_refused():
+    cuda = driver()
+    graph = cuda.create_graph()
+    params = ConditionalParams(cuda.create_conditional(graph), "unless")
+    error = raises("CUDA_ERROR_INVALID_VALUE", cuda.add_node, graph, [], params)
+    assert "if, while, switch" in str(error)
+    assert cuda.nodes(graph) == []
+
+
 def a_programmatic_kernel_node_has_programmatic_edges():
     from dataclasses import replace
 

@@ -5,7 +5,15 @@ import logging
 import sys
 import types
 
-from helpers.stub_driver import PLAIN, arguments, driver, exec_arguments, function, raises, stub
+from helpers.stub_driver import (
+    PLAIN,
+    arguments,
+    driver,
+    exec_arguments,
+    function,
+    raises,
+    stub,
+)
 
 from graphcore.driver.records import (
     CaptureState,
@@ -125,6 +133,15 @@ def a_failed_capture_ends_with_its_code():
     cuda.begin_capture(stream, "global")
     stub().stub_fail(b"cuStreamEndCapture", 901)
     raises("CUDA_ERROR_STREAM_CAPTURE_INVALIDATED", cuda.end_capture, stream)
+    assert cuda.capture_status(stream).state is CaptureState.NONE
+
+
+def an_unknown_capture_mode_is_refused():
+    cuda = driver()
+    stream = cuda.create_stream(blocking=False)
+    error = raises("CUDA_ERROR_INVALID_VALUE", cuda.begin_capture, stream, "strict")
+    assert "global, thread_local, relaxed" in str(error)
+    raises("CUDA_ERROR_INVALID_VALUE", cuda.exchange_capture_mode, "strict")
     assert cuda.capture_status(stream).state is CaptureState.NONE
 
 

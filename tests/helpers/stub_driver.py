@@ -73,3 +73,13 @@ def exec_arguments(executable, index):
     return tuple(
         ctypes.string_at(at(executable, index, k), size) for k, size in enumerate((8, 8, 4))
     )
+
+
+def conditional_body(cuda):
+    """A graph with an IF node, and the node's body."""
+    from graphcore.driver.records import ConditionalParams
+
+    graph = cuda.create_graph()
+    handle = cuda.create_conditional(graph)
+    node = cuda.add_node(graph, [], ConditionalParams(handle, "if"))
+    return graph, cuda.node_params(node).bodies[0]

@@ -302,6 +302,9 @@ CALL(cuGraphConditionalHandleCreate, uint64_t *handle, Graph *graph, H ctx, U va
 CALL(cuGraphAddDependencies, Graph *graph, Node **from, Node **to, EdgeData *data, Z count) {
     ENTER;
     for (Z i = 0; i < count; i++, graph->edge_count++) {
+        /* as the driver does: what came before a wrong edge stays */
+        for (Z k = 0; k < graph->edge_count; k++)
+            if (graph->from[k] == from[i] && graph->to[k] == to[i]) return INVALID_VALUE;
         graph->from[graph->edge_count] = from[i];
         graph->to[graph->edge_count] = to[i];
         graph->data[graph->edge_count] = data ? data[i] : (EdgeData){0};
@@ -363,6 +366,9 @@ CALL(cuGraphKernelNodeGetAttribute, Node *node, int which, void *value) {
 }
 CALL(cuGraphKernelNodeSetAttribute, Node *node, int which, void *value) {
     ENTER; memcpy(node->attributes[which], value, 64); return 0;
+}
+CALL(cuGraphKernelNodeCopyAttributes, Node *to, Node *from) {
+    ENTER; memcpy(to->attributes, from->attributes, sizeof to->attributes); return 0;
 }
 CALL(cuUserObjectCreate, UserObject **out, void *data, void (*destroy)(void *), U count, U flags) {
     ENTER; *out = malloc(sizeof **out); **out = (UserObject){(int)count, destroy, data}; return 0;

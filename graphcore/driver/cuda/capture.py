@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from graphcore.driver.api import CaptureMode
-from graphcore.driver.cuda.check import ask
-from graphcore.driver.cuda.context import CudaCalls, in_context
+from graphcore.driver.codes import cuda_error
+from graphcore.driver.cuda.bodies import BodyCalls
+from graphcore.driver.cuda.check import ask, error_of
+from graphcore.driver.cuda.context import in_context
 from graphcore.driver.cuda.versions import cuda
 from graphcore.driver.records import (
     CaptureState,
@@ -29,21 +31,46 @@ _SET_DEPENDENCIES = int(
 )
 
 
-class CaptureCalls(CudaCalls):
+class CaptureCalls(BodyCalls):
     """The part of the driver that begins, ends and steers captures."""
+
+    # the graphs that captures under way were given, by stream
+    _given: dict[StreamHandle, GraphHandle]
 
     @in_context
     def begin_capture(
         self, stream: StreamHandle, mode: CaptureMode, *, graph: GraphHandle | None = None
     ) -> None:
-        if graph is None:
-            ask(cuda.cuStreamBeginCapture, stream, _MODES[mode])
+        number = _mode_number(mode, "cuStreamBeginCapture")
+        if graph is None or self._is_body(graph):
+            ask(cuda.cuStreamBeginCapture, stream, number)
         else:
-            ask(cuda.cuStreamBeginCaptureToGraph, stream, graph, None, None, 0, _MODES[mode])
+            ask(cuda.cuStreamBeginCaptureToGraph, stream, graph, None, None, 0, number)
+        self._given.pop(stream, None)
+        if graph is not None:
+            self._given[stream] = graph
 
     @in_context
     def end_capture(self, stream: StreamHandle) -> GraphHandle:
-        return GraphHandle(int(ask(cuda.cuStreamEndCapture, stream)))
+        """As the protocol says; what was captured for a conditional body moves in now."""
+        code, captured = cuda.cuStreamEndCapture(stream)
+        if code:
+            self._give_up(stream)
+            raise error_of(code, "cuStreamEndCapture")
+        graph = self._new_graph(captured)
+        given = self._given.pop(stream, graph)
+        if given != graph:
+            self._move_into_body(graph, given)
+        return given
+
+    def _give_up(self, stream: StreamHandle) -> None:
+        """Remembers that a given graph is gone, where a failed end was one."""
+        code, status, *_ = cuda.cuStreamGetCaptureInfo(stream)
+        if code or _STATES[int(status)] is CaptureState.NONE:
+            given = self._given.pop(stream, None)
+            if given is not None and not self._is_body(given):
+                self._gone.add(given)
+                self._forget_conditionals(given)
 
     @in_context
     def capture_status(self, stream: StreamHandle) -> CaptureStatus:
@@ -69,4 +96,13 @@ class CaptureCalls(CudaCalls):
 
     @in_context
     def exchange_capture_mode(self, mode: CaptureMode) -> CaptureMode:
-        return _MODE_NAMES[int(ask(cuda.cuThreadExchangeStreamCaptureMode, _MODES[mode]))]
+        call = cuda.cuThreadExchangeStreamCaptureMode
+        return _MODE_NAMES[int(ask(call, _mode_number(mode, call.__name__)))]
+
+
+def _mode_number(mode: CaptureMode, call: str) -> object:
+    number = _MODES.get(mode)
+    if number is None:
+        expected = f"mode: expected one of {', '.join(_MODES)}, got {mode!r}"
+        raise cuda_error("CUDA_ERROR_INVALID_VALUE", call, description=expected)
+    return number

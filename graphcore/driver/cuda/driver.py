@@ -46,6 +46,8 @@ class CudaDriver(StreamCalls, MemoryCalls, CaptureCalls, ExecutableCalls):
         self._functions = {}
         self._layouts = {}
         self._conditionals = {}
+        self._gone = set()
+        self._given = {}
         # a thread without a context gets this one now, so that a first launch finds it
         previous = self._context.enter()
         if previous is not None:
@@ -80,3 +82,4 @@ class CudaDriver(StreamCalls, MemoryCalls, CaptureCalls, ExecutableCalls):
         self._functions.clear()
         self._layouts.clear()
         self._conditionals.clear()
+        self._gone.clear()

@@ -169,15 +169,16 @@ class ExecutableCalls(NodeCalls):
             if changed.function != last.function or changed.config != last.config:
                 self._grant(changed.function, changed.config)
                 fill_kernel_node(built, changed)
-            if [len(data) for data in changed.arguments] != sizes:
+            arguments = [bytes(data) for data in changed.arguments]
+            if [len(data) for data in arguments] != sizes:
                 raise cuda_error(
                     "CUDA_ERROR_INVALID_VALUE",
                     "cuGraphExecKernelNodeSetParams",
                     node=node,
                     description=f"arguments: expected sizes {sizes}, got "
-                    f"{[len(data) for data in changed.arguments]} bytes",
+                    f"{[len(data) for data in arguments]} bytes",
                 )
-            pointers[:] = changed.arguments
+            pointers[:] = arguments
             last = changed
             answer = set_params(exec_object, node_object, built)
             if answer[0]:

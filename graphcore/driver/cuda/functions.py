@@ -133,14 +133,15 @@ class FunctionCalls(CudaCalls):
                 past the bytes.
         """
         expected = [size for _, size in self._layout(function)]
-        sizes = [len(data) for data in arguments]
+        listed = [bytes(data) for data in arguments]  # c_char_p takes nothing else
+        sizes = [len(data) for data in listed]
         if sizes != expected:
             raise cuda_error(
                 "CUDA_ERROR_INVALID_VALUE",
                 "cuLaunchKernelEx",
                 description=f"arguments: expected sizes {expected}, got {sizes} bytes",
             )
-        return (ctypes.c_char_p * len(arguments))(*arguments)
+        return (ctypes.c_char_p * len(listed))(*listed)
 
     def _grant(self, function: int, config: LaunchConfig) -> None:
         """Lets a function use the shared memory and cluster size it is launched with."""

@@ -6,6 +6,7 @@ import ctypes
 from collections.abc import Iterable
 from typing import Any
 
+from graphcore.driver.codes import cuda_error
 from graphcore.driver.cuda.check import ask, error_of
 from graphcore.driver.cuda.context import CudaCalls, in_context
 from graphcore.driver.cuda.versions import EdgeData, cuda, node_type_number, result_of
@@ -44,34 +45,77 @@ class GraphCalls(CudaCalls):
 
     # what conditional nodes were made with: drivers before 13.2 do not tell
     _conditionals: dict[int, tuple[GraphHandle, ConditionalParams]]
+    # graphs that were given to captures that failed: CUDA destroyed them with the capture
+    _gone: set[GraphHandle]
 
     @in_context
     def create_graph(self) -> GraphHandle:
-        return GraphHandle(int(ask(cuda.cuGraphCreate, 0)))
+        return self._new_graph(ask(cuda.cuGraphCreate, 0))
 
     @in_context
     def destroy_graph(self, graph: GraphHandle) -> None:
+        if graph in self._gone:
+            self._gone.discard(graph)
+            raise cuda_error(
+                "CUDA_ERROR_INVALID_VALUE",
+                "cuGraphDestroy",
+                description="the graph was given to a capture that failed, and is gone with it",
+            )
         ask(cuda.cuGraphDestroy, graph)
-        if self._conditionals:
-            kept = {n: made for n, made in self._conditionals.items() if made[0] != graph}
-            self._conditionals = kept
+        self._forget_conditionals(graph)
+
+    def _forget_conditionals(self, graph: GraphHandle) -> None:
+        """Forgets the conditional nodes of ``graph`` and of the bodies in it."""
+        for node, (owner, made) in list(self._conditionals.items()):
+            if owner == graph:
+                self._conditionals.pop(node, None)
+                for body in made.bodies:
+                    self._forget_conditionals(body)
 
     @in_context
     def clone_graph(self, graph: GraphHandle) -> GraphHandle:
-        return GraphHandle(int(ask(cuda.cuGraphClone, graph)))
+        return self._new_graph(ask(cuda.cuGraphClone, graph))
+
+    def _new_graph(self, graph: Any) -> GraphHandle:
+        handle = GraphHandle(int(graph))
+        self._gone.discard(handle)  # the address of one that is gone may come back
+        return handle
 
     @in_context
     def destroy_node(self, node: NodeHandle) -> None:
         ask(cuda.cuGraphDestroyNode, node)
-        self._conditionals.pop(node, None)
+        made = self._conditionals.pop(node, None)
+        for body in made[1].bodies if made else ():
+            self._forget_conditionals(body)
 
     @in_context
     def add_edges(self, graph: GraphHandle, edges: Iterable[Edge]) -> None:
-        ask(cuda.cuGraphAddDependencies, graph, *_edge_arrays(edges))
+        listed = list(edges)
+        if len(listed) < 2:
+            ask(cuda.cuGraphAddDependencies, graph, *edge_arrays(listed))
+            return
+        # the driver adds one after the other: what comes before a wrong one would stay
+        before = {(edge.source, edge.target) for edge in self.edges(graph)}
+        try:
+            ask(cuda.cuGraphAddDependencies, graph, *edge_arrays(listed))
+        except BaseException:
+            added = [edge for edge in self.edges(graph) if (edge.source, edge.target) not in before]
+            ask(cuda.cuGraphRemoveDependencies, graph, *edge_arrays(added))
+            raise
 
     @in_context
     def remove_edges(self, graph: GraphHandle, edges: Iterable[Edge]) -> None:
-        ask(cuda.cuGraphRemoveDependencies, graph, *_edge_arrays(edges))
+        listed = list(edges)
+        # one after the other too, and put back they would be in another order: so look first
+        if len(listed) > 1 and (
+            len(set(listed)) < len(listed) or not set(listed) <= set(self.edges(graph))
+        ):
+            raise cuda_error(
+                "CUDA_ERROR_INVALID_VALUE",
+                "cuGraphRemoveDependencies",
+                description="one of the edges is named twice, or is not there with that data",
+            )
+        ask(cuda.cuGraphRemoveDependencies, graph, *edge_arrays(listed))
 
     @in_context
     def nodes(self, graph: GraphHandle) -> list[NodeHandle]:
@@ -131,8 +175,8 @@ def node_objects(nodes: Iterable[NodeHandle]) -> list[Any]:
     return [cuda.CUgraphNode(node) for node in nodes]
 
 
-def _edge_arrays(edges: Iterable[Edge]) -> tuple[Any, Any, Any, int]:
-    listed = list(edges)
+def edge_arrays(listed: list[Edge]) -> tuple[Any, Any, Any, int]:
+    """(sources, targets, data or None, count) as the driver's calls about edges take them."""
     data = None
     if any(edge.data != (0, 0, 0) for edge in listed):
         data = [_edge_data(edge) for edge in listed]

@@ -134,10 +134,17 @@ class NodeCalls(GraphCalls, FunctionCalls):
     def _add_conditional(
         self, graph: GraphHandle, before: list[NodeHandle], params: ConditionalParams
     ) -> NodeHandle:
+        form = _FORMS.get(params.form)
+        if form is None:
+            raise cuda_error(
+                "CUDA_ERROR_INVALID_VALUE",
+                "cuGraphAddNode",
+                description=f"form: expected one of {', '.join(_FORMS)}, got {params.form!r}",
+            )
         built = cuda.CUgraphNodeParams()
         built.type = cuda.CUgraphNodeType.CU_GRAPH_NODE_TYPE_CONDITIONAL
         built.conditional.handle = cuda.CUgraphConditionalHandle(params.handle)
-        built.conditional.type = _FORMS[params.form]
+        built.conditional.type = form
         built.conditional.size = params.size
         built.conditional.ctx = self._context.object
         objects = node_objects(before)
