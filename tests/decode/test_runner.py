@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -244,11 +245,13 @@ def test_the_fingerprint_counts_static_tensors_by_name(graphcore_driver: Driver)
             one.fingerprint()
         one.capture(prompt_for(one, 4))
         other.capture(prompt_for(other, 4))
-        words = str(one.fingerprint().fields)
+        words, others = (str(each.fingerprint().fields) for each in (one, other))
         for name in ("layer 2 keys", "layer 0 values", "cache position", "logits", "token"):
             assert name in words
-        differences = " ".join(one.fingerprint().compare(other.fingerprint()))
-        assert "layer 2 keys" not in differences
+        # other addresses, the same names at the same places
+        assert one.cache.position.data_ptr() != other.cache.position.data_ptr()
+        named = re.compile(r"layer \d (?:keys|values)', \d+")
+        assert named.findall(words) == named.findall(others) != []
 
 
 def test_a_graph_of_the_step_allocates_no_k_or_v_storage(graphcore_driver: Driver) -> None:
