@@ -22,7 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: Arguments after the program's name; None takes the process's.
 
     Returns:
-        0, or 1 where the suite could not run (the reason is printed).
+        0, or 2 where the suite could not run (the reason is printed).
     """
     options = _parser().parse_args(argv)
     try:
@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         report = run(options.suite, driver, rounds=options.rounds, without=options.without)
     except GraphcoreError as error:
         print(f"graphcore bench: {error}", file=sys.stderr)
-        return 1
+        return 2
     if options.out is not None:
         report.write(options.out)
         print(f"written to {options.out}")

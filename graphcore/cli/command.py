@@ -26,25 +26,27 @@ def main(argv: Sequence[str] | None = None) -> int:
         for an error of ours or of the arguments, 130 after Ctrl-C.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if arguments[:1] == ["bench"]:
-        from graphcore.bench import main as bench
-
-        return bench(arguments[1:])
-    try:
-        options = _parser().parse_args(arguments)
-    except SystemExit as leaving:
-        return leaving.code if isinstance(leaving.code, int) else _REFUSED
     logging.basicConfig(format="graphcore: %(message)s", level=logging.WARNING)
     try:
-        return _run(options)
+        return _answer(arguments)
+    except SystemExit as leaving:  # argparse, which has said why
+        return leaving.code if isinstance(leaving.code, int) else _REFUSED
     except GraphcoreError as error:
-        if options.debug:
+        if "--debug" in arguments:
             raise
-        print(f"graphcore {options.command}: {error}", file=sys.stderr)
+        print(f"graphcore {arguments[0]}: {error}", file=sys.stderr)
         return _REFUSED
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
         return _INTERRUPTED
+
+
+def _answer(arguments: list[str]) -> int:
+    if arguments[:1] == ["bench"]:
+        from graphcore.bench import main as bench
+
+        return bench(arguments[1:])
+    return _run(_parser().parse_args(arguments))
 
 
 def _run(options: argparse.Namespace) -> int:

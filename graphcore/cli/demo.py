@@ -6,6 +6,7 @@ tells what the graph is. Exit status 1 means that the tokens differ.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from typing import Any
 from graphcore.cli.model import LanguageModel, find_model, load_model
 from graphcore.cli.report import Facts, page, table
 from graphcore.driver import Driver, open_driver
-from graphcore.errors import CapacityError
+from graphcore.errors import CapacityError, ConfigurationError
 
 _HOST_SAMPLES = 32
 BANNER = (
@@ -57,8 +58,10 @@ def demo(options: DemoOptions) -> int:
 
     Raises:
         DriverUnavailable: ``--driver cuda`` without a usable device, or a missing package.
-        ConfigurationError: The model's file; CapacityError: more tokens than it has positions.
+        ConfigurationError: The model's file, or a page that cannot be written.
+        CapacityError: More tokens than the model has positions.
     """
+    _check_page(options.html)
     driver = open_driver(options.driver)
     path = find_model(options.model)
     if driver.is_emulated:
@@ -120,8 +123,7 @@ def _replay_and_report(
         )
         _say(table(facts, runner))
         if options.html is not None:
-            options.html.write_text(page(facts, runner), encoding="utf-8")
-            _say(f"the graph as a picture: {options.html}")
+            _write_page(options.html, page(facts, runner))
     if not equal:
         _say(f"first difference: {_first_difference(eager.ids, replayed.ids)}")
     return 0 if equal else 1
@@ -169,6 +171,24 @@ def _check_room(model: Any, prompt: int, new: int) -> None:
             f"max_new_tokens: expected prompt and new tokens within {limit} positions of the "
             f"model, got {prompt} + {new}"
         )
+
+
+def _check_page(path: Path | None) -> None:
+    """Refuses a page that could not be written, before anything is loaded for it."""
+    if path is None:
+        return
+    if path.is_dir() or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
+        raise ConfigurationError(f"--html: expected a file in a writable folder, got {path}")
+
+
+def _write_page(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError(
+            f"--html: expected a file that can be written, got {path} ({error.strerror})"
+        ) from error
+    _say(f"the graph as a picture: {path}")
 
 
 def _first_difference(eager: list[int], replayed: list[int]) -> str:

@@ -54,9 +54,9 @@ def test_nothing_is_written_without_out(tmp_path, monkeypatch, capsys):
     assert "n=16 guarded" in capsys.readouterr().out
 
 
-def test_an_unusable_driver_is_said_and_gives_status_one(monkeypatch, capsys):
+def test_an_unusable_driver_is_said_and_gives_status_two(monkeypatch, capsys):
     monkeypatch.setattr(command, "open_driver", _no_driver)
-    assert main(["launch"]) == 1
+    assert main(["launch"]) == 2
     assert "graphcore bench: no device" in capsys.readouterr().err
 
 

@@ -84,10 +84,20 @@ def test_ctrl_c_ends_in_130(
     assert "interrupted" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["missing/page.html", "."], ids=["no folder", "a folder"])
+def test_a_page_that_cannot_be_written_is_refused_before_anything_is_loaded(
+    tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / name
+    assert main(["demo", "--driver", "emulated", "--html", str(path)]) == 2
+    said = capsys.readouterr().err
+    assert said == f"graphcore demo: --html: expected a file in a writable folder, got {path}\n"
+
+
 def test_bench_gets_its_own_arguments(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["bench", "--help"])
+    assert main(["bench", "--help"]) == 0
     assert "launch" in capsys.readouterr().out
+    assert main(["bench", "no-such-suite"]) == 2
 
 
 def test_the_package_runs_as_a_module() -> None:

@@ -83,6 +83,17 @@ def test_more_tokens_than_positions_are_refused_before_anything_runs(small: Demo
         demo(many)
 
 
+def test_a_page_that_fails_in_writing_is_told_by_its_option(
+    small: DemoOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, text: str, encoding: str) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(ConfigurationError, match=r"--html: .*page\.html \(No space left"):
+        demo(small)
+
+
 def test_half_a_character_is_held_back(capsys: pytest.CaptureFixture[str]) -> None:
     pieces = {1: "\N{REPLACEMENT CHARACTER}", 2: "\N{SNOWMAN}", 3: "\N{SNOWMAN}!"}
     language = SimpleNamespace(decode=lambda ids: pieces[len(ids)])
