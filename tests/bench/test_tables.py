@@ -148,3 +148,11 @@ def test_a_file_that_is_no_result_is_refused_by_name(document, tmp_path, content
     path.write_text(content, encoding="utf-8")
     with pytest.raises(ConfigurationError, match=rf"odd\.json: .*{message}"):
         generate(document)
+
+
+def test_the_summary_of_a_test_run_is_no_result(document, tmp_path):
+    write(tmp_path / "results")
+    _, without = generate(document)
+    (tmp_path / "results" / "tests.json").write_text('{"passed": 3}', encoding="utf-8")
+    _, beside = generate(document)
+    assert beside == without
