@@ -102,11 +102,14 @@ class Driver(ABC):
 
     @abstractmethod
     def synchronize_stream(self, stream: StreamHandle) -> None:
-        """Waits for the stream's work; UNSUPPORTED (and invalidates) while it captures."""
+        """Waits for the stream's work; UNSUPPORTED (and invalidates) while it captures.
+
+        Unsafe during the capture of another stream, as :meth:`alloc` is.
+        """
 
     @abstractmethod
     def query_stream(self, stream: StreamHandle) -> bool:
-        """Whether the stream's work has finished; UNSUPPORTED while it captures."""
+        """Whether the stream's work has finished; refused as :meth:`synchronize_stream` is."""
 
     @abstractmethod
     def stream_is_blocking(self, stream: StreamHandle) -> bool:
@@ -124,7 +127,8 @@ class Driver(ABC):
 
         Waiting for an event recorded in a capture joins ``stream`` to that capture (MERGE where it
         belongs to another one); inside a capture an event recorded outside answers ISOLATION,
-        unless ``external``, which makes an event-wait node.
+        unless ``external``, which makes an event-wait node. An event of a capture that is over
+        answers INVALID_VALUE.
         """
 
     @abstractmethod
@@ -141,11 +145,14 @@ class Driver(ABC):
 
     @abstractmethod
     def synchronize_event(self, event: EventHandle) -> None:
-        """Waits for ``event``; CAPTURED_EVENT where it was last recorded in a capture."""
+        """Waits for ``event``; CAPTURED_EVENT where it was recorded in a capture under way.
+
+        INVALID_VALUE where that capture is over; unsafe during captures, as :meth:`alloc` is.
+        """
 
     @abstractmethod
     def query_event(self, event: EventHandle) -> bool:
-        """Whether ``event`` has happened; CAPTURED_EVENT as above."""
+        """Whether ``event`` has happened; refused as :meth:`synchronize_event` is."""
 
     @abstractmethod
     def elapsed_ms(self, start: EventHandle, end: EventHandle) -> float:
@@ -235,13 +242,20 @@ class Driver(ABC):
     def begin_capture(
         self, stream: StreamHandle, mode: CaptureMode, *, graph: GraphHandle | None = None
     ) -> None:
-        """Begins capturing ``stream``; into ``graph`` (a conditional body, say) where given."""
+        """Begins capturing ``stream``; into ``graph`` (a conditional body, say) where given.
+
+        A body is filled when the capture ends: until then :meth:`capture_status` names a graph of
+        the capture's own, and a body takes no captured conditional or host node (NOT_SUPPORTED at
+        the end). Any other graph takes the nodes as they come.
+        """
 
     @abstractmethod
     def end_capture(self, stream: StreamHandle) -> GraphHandle:
         """Ends the capture and returns its graph (the given one where it had one).
 
-        After UNJOINED or INVALIDATED the capture is over too, without a graph; the stream works.
+        After UNJOINED, INVALIDATED or WRONG_THREAD the capture is over too, without a graph; the
+        stream works. A body it was for is as before; another given graph is gone, as CUDA destroys
+        it (:meth:`destroy_graph` of it answers INVALID_VALUE).
         """
 
     @abstractmethod
@@ -325,7 +339,8 @@ class Driver(ABC):
         """Destroys it, after its running launch; never call it while this thread captures."""
 
     @abstractmethod
-    def launch_graph(self, executable: ExecHandle, stream: StreamHandle) -> None: ...
+    def launch_graph(self, executable: ExecHandle, stream: StreamHandle) -> None:
+        """Launches; UNSUPPORTED into a capture: embed the graph as a child node there."""
 
     @abstractmethod
     def bind_launch(self, executable: ExecHandle, stream: StreamHandle) -> Callable[[], object]:

@@ -34,8 +34,8 @@ _SET_DEPENDENCIES = int(
 class CaptureCalls(BodyCalls):
     """The part of the driver that begins, ends and steers captures."""
 
-    # the graphs that captures under way were given, by stream
-    _given: dict[StreamHandle, GraphHandle]
+    # captures under way, by stream: the graph that takes the nodes, and the graph that was given
+    _captures: dict[StreamHandle, tuple[GraphHandle | None, GraphHandle | None]]
 
     @in_context
     def begin_capture(
@@ -46,9 +46,7 @@ class CaptureCalls(BodyCalls):
             ask(cuda.cuStreamBeginCapture, stream, number)
         else:
             ask(cuda.cuStreamBeginCaptureToGraph, stream, graph, None, None, 0, number)
-        self._given.pop(stream, None)
-        if graph is not None:
-            self._given[stream] = graph
+        self._captures[stream] = self.capture_status(stream).graph, graph
 
     @in_context
     def end_capture(self, stream: StreamHandle) -> GraphHandle:
@@ -58,19 +56,22 @@ class CaptureCalls(BodyCalls):
             self._give_up(stream)
             raise error_of(code, "cuStreamEndCapture")
         graph = self._new_graph(captured)
-        given = self._given.pop(stream, graph)
-        if given != graph:
-            self._move_into_body(graph, given)
+        _, given = self._captures.pop(stream, (None, None))
+        if given is None or given == graph:
+            return graph
+        self._move_into_body(graph, given)
         return given
 
     def _give_up(self, stream: StreamHandle) -> None:
-        """Remembers that a given graph is gone, where a failed end was one."""
+        """Remembers which graphs are gone, where the failed end of a capture was its end."""
         code, status, *_ = cuda.cuStreamGetCaptureInfo(stream)
-        if code or _STATES[int(status)] is CaptureState.NONE:
-            given = self._given.pop(stream, None)
-            if given is not None and not self._is_body(given):
-                self._gone.add(given)
-                self._forget_conditionals(given)
+        if not code and _STATES[int(status)] is not CaptureState.NONE:
+            return
+        graph, given = self._captures.pop(stream, (None, None))
+        if graph is not None:
+            self._forget_conditionals(graph)
+            if graph == given:
+                self._gone.add(graph)
 
     @in_context
     def capture_status(self, stream: StreamHandle) -> CaptureStatus:

@@ -78,7 +78,11 @@ class GraphCalls(CudaCalls):
 
     def _new_graph(self, graph: Any) -> GraphHandle:
         handle = GraphHandle(int(graph))
-        self._gone.discard(handle)  # the address of one that is gone may come back
+        # the address of one that is gone may come back
+        self._gone.discard(handle)
+        for node, (_, made) in list(self._conditionals.items()):
+            if handle in made.bodies:
+                self._conditionals.pop(node, None)
         return handle
 
     @in_context

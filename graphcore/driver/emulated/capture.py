@@ -23,6 +23,11 @@ from graphcore.driver.records import (
     NodeKind,
 )
 
+# what a capture may leave in a conditional body; others are added to the body by hand, or cannot be
+# in one
+MOVED_KINDS = frozenset(
+    {NodeKind.KERNEL, NodeKind.MEMCPY, NodeKind.MEMSET, NodeKind.EMPTY, NodeKind.CHILD}
+)
 _MODES = ("global", "thread_local", "relaxed")
 
 _sequences = itertools.count(1)
@@ -30,16 +35,19 @@ _sequences = itertools.count(1)
 
 @dataclass(eq=False, slots=True)
 class Capture:
-    """A capture under way. ``graph`` was given by the caller where ``is_given``."""
+    """A capture under way.
+
+    ``graph`` takes the nodes: the caller's, or a new one. What is captured into a graph that is
+    embedded in another (``body``) is captured apart, and moved in when the capture succeeded.
+    """
 
     origin: StreamState
     mode: CaptureMode
     graph: Graph
-    is_given: bool
+    body: Graph | None = None
     thread: int = field(default_factory=threading.get_ident)
     sequence: int = field(default_factory=lambda: next(_sequences))
     streams: list[StreamState] = field(default_factory=list)
-    nodes: list[Node] = field(default_factory=list)
     is_invalid: bool = False
     is_over: bool = False
 
@@ -77,9 +85,10 @@ class Captures:
             raise Refused("CUDA_ERROR_ILLEGAL_STATE", "the stream is capturing already")
         if graph is not None and graph.is_being_captured:
             raise invalid("the graph is being captured into already")
-        capture = Capture(
-            stream, mode, graph or self._graphs.create(stream.device), graph is not None
-        )
+        body = graph if graph is not None and graph.parent is not None else None
+        if graph is None or body is not None:
+            graph = self._graphs.create(stream.device)
+        capture = Capture(stream, mode, graph, body)
         capture.graph.is_being_captured = True
         capture.adopt(stream, ())
         self._active.append(capture)
@@ -93,17 +102,19 @@ class Captures:
             raise Refused(
                 "CUDA_ERROR_STREAM_CAPTURE_UNMATCHED", f"stream {capture.origin.handle:#x} began it"
             )
-        if capture.mode != "relaxed" and capture.thread != threading.get_ident():
-            raise Refused("CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD")
-        unjoined = _unjoined(capture)
+        refusal = _refused_end(capture)
         self._finish(capture)
-        if capture.is_invalid:
-            self._discard(capture)
-            raise Refused("CUDA_ERROR_STREAM_CAPTURE_INVALIDATED")
-        if unjoined:
-            self._discard(capture)
-            raise Refused("CUDA_ERROR_STREAM_CAPTURE_UNJOINED", "; ".join(unjoined))
-        return capture.graph
+        if refusal is not None or capture.body is not None:
+            # a given graph dies with its failed capture too
+            self._graphs.forget(capture.graph)
+        if refusal is not None:
+            raise refusal
+        if capture.body is None:
+            return capture.graph
+        self._graphs.find(capture.body.handle)
+        for node in capture.body.take(capture.graph).values():
+            self._graphs.register_node(node)
+        return capture.body
 
     def _finish(self, capture: Capture) -> None:
         self._active.remove(capture)
@@ -113,16 +124,6 @@ class Captures:
             stream.capture = None
             stream.frontier = []
 
-    def _discard(self, capture: Capture) -> None:
-        if not capture.is_given:
-            self._graphs.forget(capture.graph)
-            return
-        # a given graph stays its owner's, as it was before the capture
-        for node in capture.nodes:
-            if node in capture.graph.nodes:
-                self._graphs.forget_node(node)
-                capture.graph.remove(node)
-
     def leave(self, stream: StreamState) -> None:
         """The stream is destroyed: its capture cannot be ended or joined any more."""
         if stream.capture is not None:
@@ -130,7 +131,7 @@ class Captures:
             if stream.capture.origin is stream:
                 capture = stream.capture
                 self._finish(capture)
-                self._discard(capture)
+                self._graphs.forget(capture.graph)
 
     # ---- what streams may do ----------------------------------------------------------------
 
@@ -146,7 +147,6 @@ class Captures:
         """Captures one node on ``stream``."""
         node = capture.graph.append(payload, stream.frontier)
         self._graphs.register_node(node)
-        capture.nodes.append(node)
         stream.frontier = [node]
         return node
 
@@ -164,8 +164,16 @@ class Captures:
             raise Refused("CUDA_ERROR_STREAM_CAPTURE_IMPLICIT")
 
     def refuse_waiting(self, stream: StreamState) -> None:
-        """UNSUPPORTED for a host that waits for, or asks about, a capturing stream."""
+        """UNSUPPORTED for a host that waits for, or asks about, a stream.
+
+        A capturing stream refuses in every mode; another one where a capture's mode forbids it.
+        """
         self.refuse_implicit(stream)
+        self.refuse_capturing(stream)
+        self.refuse_unsafe("waiting for a stream")
+
+    def refuse_capturing(self, stream: StreamState) -> None:
+        """UNSUPPORTED for what no capturing stream takes."""
         if stream.capture is not None:
             self._invalidate([stream.capture])
             raise Refused("CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", "the stream is capturing")
@@ -219,7 +227,7 @@ class Captures:
         capture = self.target(stream)
         if capture is None:
             if external:
-                raise invalid("external: only inside a capture")
+                raise _outside("external")
             event.record_now()
         elif external:
             params = EventParams(event.handle, NodeKind.EVENT_RECORD)
@@ -231,7 +239,7 @@ class Captures:
         capture = self.target(stream)
         if external:
             if capture is None:
-                raise invalid("external: only inside a capture")
+                raise _outside("external")
             params = EventParams(event.handle, NodeKind.EVENT_WAIT)
             self.add(capture, stream, Payload(params, event=event))
         elif event.capture is None:
@@ -249,10 +257,7 @@ class Captures:
         frontier: tuple[Node, ...],
     ) -> None:
         if other.is_over:
-            if capture is None:
-                raise Refused("CUDA_ERROR_CAPTURED_EVENT", "its capture is over")
-            capture.is_invalid = True
-            raise Refused("CUDA_ERROR_STREAM_CAPTURE_ISOLATION", "the event's capture is over")
+            raise _of_the_past()
         if other.is_invalid:
             raise Refused("CUDA_ERROR_STREAM_CAPTURE_INVALIDATED")
         if capture is None:
@@ -268,10 +273,13 @@ class Captures:
 
     def refuse_captured(self, event: EventState) -> None:
         """CAPTURED_EVENT for a host that waits for, or asks about, an event of a capture."""
-        if event.capture is not None:
-            if not event.capture.is_over:
-                self._invalidate([event.capture])
-            raise Refused("CUDA_ERROR_CAPTURED_EVENT")
+        if event.capture is None:
+            self.refuse_unsafe("asking about an event")
+            return
+        if event.capture.is_over:
+            raise _of_the_past()
+        self._invalidate([event.capture])
+        raise Refused("CUDA_ERROR_CAPTURED_EVENT")
 
     # ---- reading and steering ---------------------------------------------------------------
 
@@ -301,6 +309,34 @@ class Captures:
 def check_mode(mode: str) -> None:
     if mode not in _MODES:
         raise invalid(f"mode: expected one of {', '.join(_MODES)}, got {mode!r}")
+
+
+def _outside(what: str) -> Refused:
+    return Refused("CUDA_ERROR_ILLEGAL_STATE", f"{what}: only inside a capture")
+
+
+def _of_the_past() -> Refused:
+    return invalid("the event was last recorded in a capture that is over")
+
+
+def _refused_end(capture: Capture) -> Refused | None:
+    """Why the end of ``capture`` gives no graph; the capture is over all the same."""
+    if capture.mode != "relaxed" and capture.thread != threading.get_ident():
+        return Refused("CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD")
+    if capture.is_invalid:
+        return Refused("CUDA_ERROR_STREAM_CAPTURE_INVALIDATED")
+    unjoined = _unjoined(capture)
+    if unjoined:
+        return Refused("CUDA_ERROR_STREAM_CAPTURE_UNJOINED", "; ".join(unjoined))
+    if capture.body is None:
+        return None
+    for node in capture.graph.nodes:
+        if node.kind not in MOVED_KINDS:
+            return Refused(
+                "CUDA_ERROR_NOT_SUPPORTED",
+                f"a conditional body takes no captured node of kind {node.kind.value}",
+            )
+    return None
 
 
 def _unjoined(capture: Capture) -> list[str]:

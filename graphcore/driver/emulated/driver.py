@@ -189,8 +189,10 @@ class EmulatedDriver(GraphCalls):
 
     @entry("cuEventElapsedTime")
     def elapsed_ms(self, start: EventHandle, end: EventHandle) -> float:
-        events = self._machine.streams.events
-        return elapsed_ms(events.find(start), events.find(end))
+        found = [self._machine.streams.events.find(event) for event in (start, end)]
+        for event in found:
+            self._machine.captures.refuse_captured(event)
+        return elapsed_ms(*found)
 
     # ---- memory -------------------------------------------------------------------------------
 
@@ -218,7 +220,7 @@ class EmulatedDriver(GraphCalls):
     def copy(self, params: MemcpyParams, stream: StreamHandle) -> None:
         check_copy(params)
         if params.width:
-            self._do(stream, Payload(params, was_captured=True), lambda: run_copy(params))
+            self._do(stream, Payload(params), lambda: run_copy(params))
 
     @entry("cuMemsetAsync")
     def fill(self, params: MemsetParams, stream: StreamHandle) -> None:

@@ -58,7 +58,6 @@ class Payload:
     conditional: Conditional | None = None
     bodies: tuple[Graph, ...] = ()
     reservation: Reservation | None = None
-    was_captured: bool = False
 
     @property
     def inner_graphs(self) -> tuple[Graph, ...]:
@@ -162,12 +161,17 @@ class Graph:
     def copy(self, parent: Node | None = None) -> tuple[Graph, dict[Node, Node]]:
         """A copy with embedded graphs copied too, and which node became which."""
         graph = Graph(self.device, parent)
-        became = {node: graph.append(_copied(node.payload)) for node in self.nodes}
-        for node, twin in became.items():
-            for source, data in node.sources.items():
-                graph.connect(became[source], twin, data)
+        became = graph.take(self)
         graph.conditionals = list(self.conditionals)
         return graph, became
+
+    def take(self, other: Graph) -> dict[Node, Node]:
+        """Adds copies of the nodes of ``other`` and their edges; which node became which."""
+        became = {node: self.append(_copied(node.payload)) for node in other.nodes}
+        for node, twin in became.items():
+            for source, data in node.sources.items():
+                self.connect(became[source], twin, data)
+        return became
 
 
 def _is_programmatic(params: NodeParams) -> bool:
@@ -281,8 +285,11 @@ def add_edges(graph: Graph, edges: list[tuple[Node, Node, EdgeData]]) -> None:
 def remove_edges(graph: Graph, edges: list[tuple[Node, Node, EdgeData]]) -> None:
     """Removes all of ``edges`` or none; their data must match too."""
     refuse_edit_with_memory(graph)
+    seen = set()
     for source, target, data in edges:
-        if target.sources.get(source) != data:
+        is_twice = (source, target) in seen
+        seen.add((source, target))
+        if is_twice or target.sources.get(source) != data:
             raise invalid(f"there is no such edge from {source.handle:#x} to {target.handle:#x}")
     for source, target, _ in edges:
         graph.disconnect(source, target)

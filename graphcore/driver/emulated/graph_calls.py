@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 
 from graphcore.driver.api import Driver
 from graphcore.driver.emulated import rules
@@ -20,9 +19,8 @@ from graphcore.driver.emulated.graph import (
     settled,
 )
 from graphcore.driver.emulated.machine import Machine
-from graphcore.driver.emulated.nodes import embed, make_payload
+from graphcore.driver.emulated.nodes import make_payload
 from graphcore.driver.records import (
-    ChildParams,
     ConditionalHandle,
     Edge,
     ExecHandle,
@@ -64,7 +62,7 @@ class GraphCalls(Driver):
         if found.parent is not None:
             raise invalid("an embedded graph dies with its node")
         if found.is_being_captured:
-            raise invalid("the graph is being captured into")
+            raise Refused("CUDA_ERROR_ILLEGAL_STATE", "the graph is being captured into")
         self._machine.graphs.forget(found)
 
     @entry("cuGraphClone")
@@ -131,8 +129,7 @@ class GraphCalls(Driver):
         # a child's graph changes in an executable only
         fixed = rules.FIXED_KINDS | {NodeKind.CHILD}
         rules.check_kind(found.payload, params.kind, fixed)
-        payload = settled(make_payload(self._machine, found.graph, params))
-        found.payload = replace(payload, was_captured=found.payload.was_captured)
+        found.payload = settled(make_payload(self._machine, found.graph, params))
 
     @entry("cuGraphConditionalHandleCreate")
     def create_conditional(
@@ -152,7 +149,9 @@ class GraphCalls(Driver):
     ) -> ExecHandle:
         found = self._graph(graph)
         if found.parent is not None and found.parent.kind is NodeKind.CONDITIONAL:
-            raise invalid("a conditional body is instantiated with its parent")
+            raise Refused(
+                "CUDA_ERROR_NOT_SUPPORTED", "a conditional body is instantiated with its parent"
+            )
         rules.check_instantiate(found)
         executable = Executable(found, auto_free=auto_free)
         self._machine.memory.charge(executable.device, executable.size)
@@ -173,13 +172,10 @@ class GraphCalls(Driver):
     def launch_graph(self, executable: ExecHandle, stream: StreamHandle) -> None:
         found = self._executable(executable)
         state = self._machine.streams.find(stream, self.device)
-        capture = self._machine.captures.target(state)
-        if capture is None:
-            self._machine.runner.launch(found)
-            return
-        # a launch into a capture is recorded as the graph it would run
-        payload = embed(found.graph, ChildParams(found.graph.handle))
-        self._machine.captures.add(capture, state, payload)
+        if self._machine.captures.target(state) is not None:
+            # an executable is captured by nobody: embed its graph as a child node
+            self._machine.captures.refuse_capturing(state)
+        self._machine.runner.launch(found)
 
     @entry("cuGraphLaunch")
     def bind_launch(self, executable: ExecHandle, stream: StreamHandle) -> Callable[[], object]:
@@ -200,7 +196,7 @@ class GraphCalls(Driver):
     @entry("cuGraphUpload")
     def upload(self, executable: ExecHandle, stream: StreamHandle) -> None:
         self._executable(executable)
-        self._machine.captures.refuse_waiting(self._machine.streams.find(stream, self.device))
+        self._machine.captures.refuse_capturing(self._machine.streams.find(stream, self.device))
 
     @entry("cuGraphExecUpdate")
     def update_exec(self, executable: ExecHandle, graph: GraphHandle) -> RawUpdate:

@@ -97,15 +97,6 @@ def _check_in_body(node: Node) -> None:
             f"a node of kind {node.kind.value}",
             node=node.handle,
         )
-    # CUDA gives a captured copy another context than the body's kernels have
-    if node.kind is NodeKind.MEMCPY and node.payload.was_captured:
-        raise Refused(
-            "CUDA_ERROR_NOT_SUPPORTED",
-            "CUDA_GRAPH_INSTANTIATE_MULTIPLE_CTXS_NOT_SUPPORTED: a captured copy in a "
-            "conditional body",
-            node=node.handle,
-            hint="copy with a kernel (graphcore_kernels.strided_copy)",
-        )
 
 
 def topological(graph: Graph) -> list[Node]:
@@ -182,7 +173,8 @@ def _changed(old: Payload, new: Payload) -> UpdateResult | None:
     elif isinstance(before, MemsetParams) and isinstance(after, MemsetParams):
         refused = before != after and not _may_change_fill(before, after)
     elif isinstance(before, ConditionalParams) and isinstance(after, ConditionalParams):
-        refused = (before.form, before.size) != (after.form, after.size)
+        if (before.form, before.size) != (after.form, after.size):
+            return UpdateResult.NOT_SUPPORTED
     elif isinstance(before, AllocParams) and isinstance(after, AllocParams):
         refused = before.size != after.size
     return UpdateResult.PARAMETERS_CHANGED if refused else None

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 from helpers.contract import Bench, copy_1d, covers, fill_1d, in_thread, refused
-from helpers.kernels import ONE_BLOCK, add_one, scale, set_value
+from helpers.kernels import ONE_BLOCK, add_one, scale
 
 from graphcore.driver import LEGACY_STREAM, CaptureMode, Driver
 from graphcore.driver.records import (
@@ -207,19 +207,21 @@ def test_a_capture_into_a_given_graph_adds_to_it(bench: Bench) -> None:
     assert bench.driver.edges(graph) == []
 
 
-@covers("begin_capture", "create_conditional")
-def test_a_capture_into_a_conditional_body_makes_the_body(bench: Bench) -> None:
-    x = bench.put([1])
+@covers("begin_capture", "end_capture")
+def test_two_captures_into_one_graph_are_not_ordered(bench: Bench) -> None:
+    x = bench.put([1, 1])
     graph = bench.new_graph()
-    handle, _, bodies = bench.add_conditional(graph, "if", default=1)
-    with bench.capturing(graph=bodies[0]):
-        bench.launch(add_one, x, 1)
-        bench.launch(set_value, handle, 0)
-    bench.run(graph, times=2)
-    assert bench.get(x, 1) == [3]
+    for address in (x, x + 4):
+        with bench.capturing(graph=graph):
+            bench.launch(add_one, address, 1)
+            bench.launch(scale, address, 3.0, 1)
+    assert len(bench.driver.nodes(graph)) == 4
+    assert len(bench.driver.edges(graph)) == 2
+    bench.run(graph)
+    assert bench.get(x, 2) == [6, 6]
 
 
-@covers("create_conditional", "add_node", "set_capture_frontier")
+@covers("create_conditional", "add_node", "set_capture_frontier", "begin_capture")
 def test_a_conditional_node_is_spliced_into_a_capture_under_way(bench: Bench) -> None:
     x = bench.put([1])
     side = bench.new_stream()
@@ -237,22 +239,6 @@ def test_a_conditional_node_is_spliced_into_a_capture_under_way(bench: Bench) ->
         bench.launch(add_one, x, 1)
     bench.run(captured[0])
     assert bench.get(x, 1) == [21]
-
-
-@covers("launch_graph")
-def test_a_launch_into_a_capture_becomes_a_child_graph(bench: Bench) -> None:
-    x = bench.put([1])
-    with bench.capturing() as inner:
-        bench.launch(add_one, x, 1)
-    executable = bench.instantiate(inner[0])
-    with bench.capturing() as outer:
-        bench.driver.launch_graph(executable, bench.stream.handle)
-        bench.launch(scale, x, 3.0, 1)
-    assert bench.get(x, 1) == [1]
-    kinds = [bench.driver.node_kind(node) for node in bench.driver.nodes(outer[0])]
-    assert kinds == [NodeKind.CHILD, NodeKind.KERNEL]
-    bench.run(outer[0])
-    assert bench.get(x, 1) == [6]
 
 
 @covers("launch", "edges")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from helpers.contract import Bench, covers, in_thread, refused
+from helpers.contract import Bench, copy_1d, covers, fill_1d, in_thread, refused
 from helpers.kernels import ONE_BLOCK, add_one
 
-from graphcore.driver import LEGACY_STREAM, CaptureMode, Stream
+from graphcore.driver import LEGACY_STREAM, CaptureMode, Event, Stream
 from graphcore.driver.records import CaptureState
 
 MODES: list[CaptureMode] = ["global", "thread_local", "relaxed"]
@@ -77,18 +77,87 @@ def test_waiting_for_a_stream_forked_into_a_capture_breaks_it(bench: Bench) -> N
     assert_usable(bench, side)
 
 
-@covers("synchronize_stream", "query_stream")
-def test_waiting_for_another_stream_leaves_a_capture_alone(bench: Bench) -> None:
-    other = bench.new_stream()
+@covers("synchronize_stream", "query_stream", "synchronize", "read", "write")
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("call", WAITS)
+def test_waiting_for_a_capturing_stream_on_another_thread_is_unsupported_in_every_mode(
+    bench: Bench, call: str, mode: CaptureMode
+) -> None:
     x = bench.put([1])
-    with bench.capturing() as captured:
+    bench.driver.begin_capture(bench.stream.handle, mode)
+    bench.launch(add_one, x, 1)
+    with refused("STREAM_CAPTURE_UNSUPPORTED"):
+        in_thread(lambda: WAITS[call](bench, x))
+    assert_invalidated(bench, bench.stream)
+
+
+@covers("launch_graph")
+@pytest.mark.parametrize("mode", MODES)
+def test_an_executable_cannot_be_launched_into_a_capture(bench: Bench, mode: CaptureMode) -> None:
+    x = bench.put([1])
+    with bench.capturing() as inner:
         bench.launch(add_one, x, 1)
-        bench.driver.synchronize_stream(other.handle)
-        bench.driver.query_stream(other.handle)
-    assert len(bench.driver.nodes(captured[0])) == 1
+    executable = bench.instantiate(inner[0])
+    bench.driver.begin_capture(bench.stream.handle, mode)
+    with refused("STREAM_CAPTURE_UNSUPPORTED"):
+        bench.driver.launch_graph(executable, bench.stream.handle)
+    assert_invalidated(bench, bench.stream)
+    bench.replay(executable)
+    assert bench.get(x, 1) == [2]
+
+
+@covers("upload")
+@pytest.mark.parametrize("mode", MODES)
+def test_an_executable_cannot_be_uploaded_into_a_capture(bench: Bench, mode: CaptureMode) -> None:
+    executable = bench.instantiate(bench.new_graph())
+    bench.driver.begin_capture(bench.stream.handle, mode)
+    with refused("STREAM_CAPTURE_UNSUPPORTED"):
+        bench.driver.upload(executable, bench.stream.handle)
+    assert_invalidated(bench, bench.stream)
 
 
 # ---- calls that capture modes forbid ------------------------------------------------------------
+
+
+# about a stream and events that have nothing to do with the capture
+UNINVOLVED: dict[str, Callable[[Bench, Stream, Event], object]] = {
+    "synchronize_stream": lambda bench, stream, _: bench.driver.synchronize_stream(stream.handle),
+    "query_stream": lambda bench, stream, _: bench.driver.query_stream(stream.handle),
+    "synchronize_legacy": lambda bench, *_: bench.driver.synchronize_stream(LEGACY_STREAM),
+    "query_legacy": lambda bench, *_: bench.driver.query_stream(LEGACY_STREAM),
+    "synchronize_event": lambda bench, _, event: bench.driver.synchronize_event(event.handle),
+    "query_event": lambda bench, _, event: bench.driver.query_event(event.handle),
+    "elapsed_ms": lambda bench, _, event: bench.driver.elapsed_ms(event.handle, event.handle),
+}
+
+
+@covers("synchronize_stream", "query_stream", "synchronize_event", "query_event", "elapsed_ms")
+@pytest.mark.parametrize("thread", ["this_thread", "another_thread"])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("call", UNINVOLVED)
+def test_waiting_for_what_has_nothing_to_do_with_a_capture_is_as_its_mode_says(
+    bench: Bench, call: str, mode: CaptureMode, thread: str
+) -> None:
+    x, other, event = bench.put([1]), bench.new_stream(), bench.new_event(timing=True)
+    bench.driver.record_event(event.handle, other.handle)
+    bench.driver.synchronize()
+
+    def ask() -> object:
+        return UNINVOLVED[call](bench, other, event)
+
+    def act() -> object:
+        return ask() if thread == "this_thread" else in_thread(ask)
+
+    bench.driver.begin_capture(bench.stream.handle, mode)
+    bench.launch(add_one, x, 1)
+    if mode == "global" or (mode == "thread_local" and thread == "this_thread"):
+        with refused("STREAM_CAPTURE_UNSUPPORTED"):
+            act()
+        assert_invalidated(bench, bench.stream)
+    else:
+        act()
+        graph = bench.keep_graph(bench.driver.end_capture(bench.stream.handle))
+        assert len(bench.driver.nodes(graph)) == 1
 
 
 UNSAFE: dict[str, Callable[[Bench, int, int], object]] = {
@@ -212,8 +281,11 @@ def test_another_thread_cannot_end_a_capture(bench: Bench, mode: CaptureMode) ->
     bench.launch(add_one, x, 1)
     with refused("STREAM_CAPTURE_WRONG_THREAD"):
         in_thread(lambda: bench.driver.end_capture(bench.stream.handle))
-    graph = bench.keep_graph(bench.driver.end_capture(bench.stream.handle))
-    assert len(bench.driver.nodes(graph)) == 1
+    # the capture is over all the same
+    with refused("ILLEGAL_STATE"):
+        bench.driver.end_capture(bench.stream.handle)
+    assert_usable(bench, bench.stream)
+    assert bench.get(x, 1) == [1]
 
 
 # ---- events and other captures ------------------------------------------------------------------
@@ -246,6 +318,19 @@ def test_waiting_for_another_captures_event_is_a_merge(bench: Bench) -> None:
     assert_usable(bench, other)
 
 
+@covers("elapsed_ms")
+def test_the_time_between_events_of_a_capture_breaks_it(bench: Bench) -> None:
+    x = bench.put([1])
+    first, second = bench.new_event(timing=True), bench.new_event(timing=True)
+    bench.driver.begin_capture(bench.stream.handle, "thread_local")
+    bench.driver.record_event(first.handle, bench.stream.handle)
+    bench.launch(add_one, x, 1)
+    bench.driver.record_event(second.handle, bench.stream.handle)
+    with refused("CAPTURED_EVENT"):
+        bench.driver.elapsed_ms(first.handle, second.handle)
+    assert_invalidated(bench, bench.stream)
+
+
 @covers("query_event", "synchronize_event")
 @pytest.mark.parametrize("call", ["query_event", "synchronize_event"])
 def test_asking_about_an_event_of_a_capture_breaks_it(bench: Bench, call: str) -> None:
@@ -257,43 +342,48 @@ def test_asking_about_an_event_of_a_capture_breaks_it(bench: Bench, call: str) -
     assert_invalidated(bench, bench.stream)
 
 
-@covers("query_event", "synchronize_event", "elapsed_ms", "record_event")
-def test_an_event_of_a_capture_says_nothing_until_it_is_recorded_again(bench: Bench) -> None:
+PAST: dict[str, Callable[[Bench, Event, Event], object]] = {
+    "query_event": lambda bench, first, _: bench.driver.query_event(first.handle),
+    "synchronize_event": lambda bench, first, _: bench.driver.synchronize_event(first.handle),
+    "elapsed_ms": lambda bench, first, second: bench.driver.elapsed_ms(first.handle, second.handle),
+    "wait_event": lambda bench, first, _: bench.driver.wait_event(
+        bench.stream.handle, first.handle
+    ),
+}
+
+
+@covers("query_event", "synchronize_event", "elapsed_ms", "wait_event", "record_event")
+@pytest.mark.parametrize("call", PAST)
+def test_an_event_of_a_capture_that_is_over_says_nothing_until_it_is_recorded_again(
+    bench: Bench, call: str
+) -> None:
     first, second = bench.new_event(timing=True), bench.new_event(timing=True)
     x = bench.put([1])
     with bench.capturing():
         bench.driver.record_event(first.handle, bench.stream.handle)
         bench.launch(add_one, x, 1)
         bench.driver.record_event(second.handle, bench.stream.handle)
-    for call in (bench.driver.query_event, bench.driver.synchronize_event):
-        with refused("CAPTURED_EVENT"):
-            call(first.handle)
-    with refused("CAPTURED_EVENT"):
-        bench.driver.elapsed_ms(first.handle, second.handle)
-    bench.driver.record_event(first.handle, bench.stream.handle)
-    bench.driver.synchronize_event(first.handle)
-    assert bench.driver.query_event(first.handle) is True
-
-
-@covers("wait_event")
-def test_an_event_of_a_capture_that_is_over_cannot_be_waited_for(bench: Bench) -> None:
-    event = bench.new_event()
-    with bench.capturing():
+    with refused("INVALID_VALUE"):
+        PAST[call](bench, first, second)
+    for event in (first, second):
         bench.driver.record_event(event.handle, bench.stream.handle)
-    with refused("CAPTURED_EVENT"):
-        bench.driver.wait_event(bench.stream.handle, event.handle)
+        bench.driver.synchronize_event(event.handle)
+    PAST[call](bench, first, second)
     assert_usable(bench, bench.stream)
 
 
 @covers("wait_event")
-def test_an_event_of_a_capture_that_is_over_is_isolation_in_the_next(bench: Bench) -> None:
-    event = bench.new_event()
+def test_an_event_of_a_capture_that_is_over_is_refused_by_the_next_which_goes_on(
+    bench: Bench,
+) -> None:
+    x, event = bench.put([1]), bench.new_event()
     with bench.capturing():
         bench.driver.record_event(event.handle, bench.stream.handle)
-    bench.driver.begin_capture(bench.stream.handle, "thread_local")
-    with refused("STREAM_CAPTURE_ISOLATION"):
-        bench.driver.wait_event(bench.stream.handle, event.handle)
-    assert_invalidated(bench, bench.stream)
+    with bench.capturing() as captured:
+        bench.launch(add_one, x, 1)
+        with refused("INVALID_VALUE"):
+            bench.driver.wait_event(bench.stream.handle, event.handle)
+    assert len(bench.driver.nodes(captured[0])) == 1
 
 
 # ---- the legacy stream --------------------------------------------------------------------------
@@ -312,18 +402,27 @@ def _launch_legacy(bench: Bench, x: int) -> None:
 
 LEGACY_WORK: dict[str, Callable[[Bench, int], object]] = {
     "launch": _launch_legacy,
+    "copy": lambda bench, x: bench.driver.copy(copy_1d(x, x + 4, 4), LEGACY_STREAM),
+    "fill": lambda bench, x: bench.driver.fill(fill_1d(x, 0, 1), LEGACY_STREAM),
+    "launch_host": lambda bench, _: bench.driver.launch_host(lambda: None, LEGACY_STREAM),
+    "record_event": lambda bench, _: bench.driver.record_event(
+        bench.new_event().handle, LEGACY_STREAM
+    ),
+    "launch_graph": lambda bench, _: bench.driver.launch_graph(
+        bench.instantiate(bench.new_graph()), LEGACY_STREAM
+    ),
     "synchronize_stream": lambda bench, _: bench.driver.synchronize_stream(LEGACY_STREAM),
     "query_stream": lambda bench, _: bench.driver.query_stream(LEGACY_STREAM),
 }
 
 
-@covers("launch", "synchronize_stream", "query_stream")
+@covers("launch", "copy", "fill", "launch_host", "record_event", "synchronize_stream")
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("call", LEGACY_WORK)
 def test_legacy_work_beside_a_blocking_capture_is_an_implicit_dependency(
     bench: Bench, call: str, mode: CaptureMode
 ) -> None:
-    x = bench.put([1])
+    x = bench.put([1, 5])
     blocking = bench.new_stream(blocking=True)
     bench.driver.begin_capture(blocking.handle, mode)
     bench.launch(add_one, x, 1, stream=blocking)
@@ -368,6 +467,7 @@ def test_the_graph_of_a_capture_under_way_cannot_be_destroyed(bench: Bench) -> N
         bench.launch(add_one, x, 1)
         graph = bench.driver.capture_status(bench.stream.handle).graph
         assert graph is not None
-        with refused("INVALID_VALUE"):
+        with refused("ILLEGAL_STATE"):
             bench.driver.destroy_graph(graph)
     assert captured == [graph]
+    assert len(bench.driver.nodes(graph)) == 1

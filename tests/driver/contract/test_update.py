@@ -317,9 +317,9 @@ def test_a_refusal_inside_a_child_graph_refuses_the_whole(bench: Bench) -> None:
     assert answer.result is UpdateResult.PARAMETERS_CHANGED
 
 
-def _conditional(bench: Bench, form: str, params: NodeParams) -> GraphHandle:
+def _conditional(bench: Bench, form: tuple[str, int], params: NodeParams) -> GraphHandle:
     graph = bench.new_graph()
-    _, _, bodies = bench.add_conditional(graph, form, default=1)
+    _, _, bodies = bench.add_conditional(graph, *form, default=1)
     bench.add(bodies[0], params)
     return graph
 
@@ -327,21 +327,33 @@ def _conditional(bench: Bench, form: str, params: NodeParams) -> GraphHandle:
 @covers("update_exec")
 def test_an_update_reaches_into_conditional_bodies(bench: Bench) -> None:
     x = bench.alloc(4)
-    executable = bench.run(_conditional(bench, "if", _filling(bench, x, 1.0)))
+    executable = bench.run(_conditional(bench, ("if", 1), _filling(bench, x, 1.0)))
     assert bench.get(x, 1) == [1]
-    new = _conditional(bench, "if", _filling(bench, x, 2.0))
+    new = _conditional(bench, ("if", 1), _filling(bench, x, 2.0))
     assert bench.driver.update_exec(executable, new).result is UpdateResult.SUCCESS
     bench.replay(executable)
     assert bench.get(x, 1) == [2]
 
 
 @covers("update_exec")
-def test_another_form_of_conditional_is_a_changed_parameter(bench: Bench) -> None:
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (("if", 1), ("switch", 1)),
+        (("if", 1), ("while", 1)),
+        (("if", 1), ("if", 2)),
+        (("switch", 2), ("switch", 3)),
+    ],
+    ids=["if_to_switch", "if_to_while", "an_else_more", "a_case_more"],
+)
+def test_another_form_of_conditional_is_not_supported(
+    bench: Bench, before: tuple[str, int], after: tuple[str, int]
+) -> None:
     x = bench.alloc(4)
-    executable = bench.instantiate(_conditional(bench, "if", _filling(bench, x, 1.0)))
-    new = _conditional(bench, "switch", _filling(bench, x, 1.0))
+    executable = bench.instantiate(_conditional(bench, before, _filling(bench, x, 1.0)))
+    new = _conditional(bench, after, _filling(bench, x, 1.0))
     answer = bench.driver.update_exec(executable, new)
-    assert answer.result is UpdateResult.PARAMETERS_CHANGED
+    assert answer.result is UpdateResult.NOT_SUPPORTED
     (node,) = bench.driver.nodes(new)
     assert answer.node == node
     assert isinstance(bench.driver.node_params(node), ConditionalParams)

@@ -190,7 +190,7 @@ def test_waiting_for_one_device_leaves_a_capture_on_another_alone() -> None:
     first = EmulatedDriver(devices=2)
     second = first.for_device(1)
     stream = second.create_stream(blocking=True)
-    second.begin_capture(stream, "thread_local")
+    second.begin_capture(stream, "relaxed")
     first.synchronize()
     first.synchronize_stream(LEGACY_STREAM)
     assert second.capture_status(stream).state is CaptureState.ACTIVE
