@@ -117,6 +117,7 @@ CALL(cuStreamDestroy, Stream *stream) { ENTER; free(stream); return 0; }
 NOTHING(cuStreamSynchronize, H stream)
 NOTHING(cuStreamQuery, H stream)
 CALL(cuStreamGetFlags, Stream *stream, U *flags) { ENTER; *flags = stream->flags; return 0; }
+CALL(cuStreamIsCapturing, Stream *stream, int *status) { ENTER; *status = stream->status; return 0; }
 CALL(cuStreamGetDevice, H stream, int *device) { ENTER; *device = 0; return 0; }
 NOTHING(cuStreamWaitEvent, H stream, H event, U flags)
 CALL(cuEventCreate, H *event, U flags) { ENTER; *event = malloc(8); return 0; }

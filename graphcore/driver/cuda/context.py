@@ -20,6 +20,9 @@ from graphcore.driver.cuda.check import ask, code_name
 from graphcore.driver.cuda.versions import EntryPoints, cuda, usable_version
 from graphcore.errors import DriverUnavailable
 
+# handles 0, 1 and 2 mean default streams of the current context or thread
+LAST_NAMED_STREAM = 2
+
 P = ParamSpec("P")
 R = TypeVar("R")
 

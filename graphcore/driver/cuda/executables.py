@@ -10,7 +10,7 @@ from typing import Any
 
 from graphcore.driver.codes import cuda_error
 from graphcore.driver.cuda.check import ask, check, error_of
-from graphcore.driver.cuda.context import in_context
+from graphcore.driver.cuda.context import LAST_NAMED_STREAM, in_context
 from graphcore.driver.cuda.copies import to_memcpy, to_memset
 from graphcore.driver.cuda.nodes import NodeCalls, fill_kernel_node
 from graphcore.driver.cuda.versions import UpdateInfo, cuda, result_of
@@ -45,7 +45,6 @@ _UPDATE_RESULTS = {
     7: UpdateResult.UNSUPPORTED_FUNCTION_CHANGE,
     8: UpdateResult.ATTRIBUTES_CHANGED,
 }
-_NAMED_STREAMS = 2  # handles 0, 1 and 2 mean default streams of the current context or thread
 
 
 class ExecutableCalls(NodeCalls):
@@ -84,7 +83,7 @@ class ExecutableCalls(NodeCalls):
         (handles 0 to 2) means that of the context current at the launch.
         """
         cupy_launch = _loaded_cupy_launch()
-        if cupy_launch is not None and stream > _NAMED_STREAMS:
+        if cupy_launch is not None and stream > LAST_NAMED_STREAM:
             return functools.partial(cupy_launch, int(executable), int(stream))
         return functools.partial(
             cuda.cuGraphLaunch, cuda.CUgraphExec(executable), cuda.CUstream(stream)

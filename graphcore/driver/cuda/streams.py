@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from graphcore.driver.cuda.check import ask, error_of
-from graphcore.driver.cuda.context import CudaCalls, in_context
+from graphcore.driver.cuda.context import LAST_NAMED_STREAM, CudaCalls, in_context
 from graphcore.driver.cuda.versions import cuda
 from graphcore.driver.records import EventHandle, StreamHandle
 
@@ -19,14 +19,19 @@ _NOT_READY = int(cuda.CUresult.CUDA_ERROR_NOT_READY)
 class StreamCalls(CudaCalls):
     """The part of the driver that makes, orders and waits for streams and events."""
 
+    _own_streams: set[StreamHandle]
+
     @in_context
     def create_stream(self, *, blocking: bool, priority: int = 0) -> StreamHandle:
         flags = 0 if blocking else _NON_BLOCKING
-        return StreamHandle(int(ask(cuda.cuStreamCreateWithPriority, flags, priority)))
+        stream = StreamHandle(int(ask(cuda.cuStreamCreateWithPriority, flags, priority)))
+        self._own_streams.add(stream)
+        return stream
 
     @in_context
     def destroy_stream(self, stream: StreamHandle) -> None:
         ask(cuda.cuStreamDestroy, stream)
+        self._own_streams.discard(stream)
 
     @in_context
     def synchronize_stream(self, stream: StreamHandle) -> None:
@@ -42,6 +47,9 @@ class StreamCalls(CudaCalls):
 
     @in_context
     def stream_device(self, stream: StreamHandle) -> int:
+        # a capturing stream is not to be asked: the driver refuses, and the capture breaks
+        if stream <= LAST_NAMED_STREAM or stream in self._own_streams or _captures(stream):
+            return self.device
         return int(ask(cuda.cuStreamGetDevice, stream))
 
     @in_context
@@ -77,6 +85,10 @@ class StreamCalls(CudaCalls):
     @in_context
     def elapsed_ms(self, start: EventHandle, end: EventHandle) -> float:
         return float(ask(cuda.cuEventElapsedTime, start, end))
+
+
+def _captures(stream: StreamHandle) -> bool:
+    return bool(int(ask(cuda.cuStreamIsCapturing, stream)))
 
 
 def _is_done(code: Any, call: str) -> bool:

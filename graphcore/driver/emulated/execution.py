@@ -33,15 +33,19 @@ BYTES_PER_NODE = 2560
 
 
 class Executable:
-    """An executable. ``by_source`` finds its nodes by the handles of the graph it was made from."""
+    """An executable.
+
+    ``by_source`` finds its nodes by the handles of the graph it was made from, inner graphs' too.
+    """
 
     def __init__(self, graph: Graph, *, auto_free: bool) -> None:
         self.handle = ExecHandle(draw_handle())
         self.auto_free = auto_free
         self.is_destroyed = False
         self.device = graph.device
-        self.graph, became = graph.copy()
-        self.by_source: dict[int, Node] = {node.handle: twin for node, twin in became.items()}
+        self.graph, _ = graph.copy()
+        pairs = zip(graph.all_nodes(), self.graph.all_nodes(), strict=True)
+        self.by_source: dict[int, Node] = {node.handle: twin for node, twin in pairs}
         self.size = BYTES_PER_NODE * sum(1 for _ in self.graph.all_nodes())
         self.orders = {inner: topological(inner) for inner in _all_graphs(self.graph)}
 

@@ -153,6 +153,7 @@ class GraphCalls(Driver):
                 "CUDA_ERROR_NOT_SUPPORTED", "a conditional body is instantiated with its parent"
             )
         rules.check_instantiate(found)
+        self._machine.captures.refuse_unsafe("instantiating a graph")
         executable = Executable(found, auto_free=auto_free)
         self._machine.memory.charge(executable.device, executable.size)
         found.was_instantiated = True

@@ -9,7 +9,7 @@ from helpers.contract import Bench, copy_1d, covers, fill_1d, in_thread, refused
 from helpers.kernels import ONE_BLOCK, add_one
 
 from graphcore.driver import LEGACY_STREAM, CaptureMode, Event, Stream
-from graphcore.driver.records import CaptureState
+from graphcore.driver.records import CaptureState, ExecHandle
 
 MODES: list[CaptureMode] = ["global", "thread_local", "relaxed"]
 
@@ -395,24 +395,24 @@ def test_the_legacy_stream_cannot_capture(bench: Bench) -> None:
         bench.driver.begin_capture(LEGACY_STREAM, "thread_local")
 
 
-def _launch_legacy(bench: Bench, x: int) -> None:
+def _launch_legacy(bench: Bench, x: int, _executable: ExecHandle) -> None:
     function = bench.driver.function(add_one)
     bench.driver.launch(function, ONE_BLOCK, add_one.pack(x, 1), LEGACY_STREAM)
 
 
-LEGACY_WORK: dict[str, Callable[[Bench, int], object]] = {
+LEGACY_WORK: dict[str, Callable[[Bench, int, ExecHandle], object]] = {
     "launch": _launch_legacy,
-    "copy": lambda bench, x: bench.driver.copy(copy_1d(x, x + 4, 4), LEGACY_STREAM),
-    "fill": lambda bench, x: bench.driver.fill(fill_1d(x, 0, 1), LEGACY_STREAM),
-    "launch_host": lambda bench, _: bench.driver.launch_host(lambda: None, LEGACY_STREAM),
-    "record_event": lambda bench, _: bench.driver.record_event(
+    "copy": lambda bench, x, _: bench.driver.copy(copy_1d(x, x + 4, 4), LEGACY_STREAM),
+    "fill": lambda bench, x, _: bench.driver.fill(fill_1d(x, 0, 1), LEGACY_STREAM),
+    "launch_host": lambda bench, *_: bench.driver.launch_host(lambda: None, LEGACY_STREAM),
+    "record_event": lambda bench, *_: bench.driver.record_event(
         bench.new_event().handle, LEGACY_STREAM
     ),
-    "launch_graph": lambda bench, _: bench.driver.launch_graph(
-        bench.instantiate(bench.new_graph()), LEGACY_STREAM
+    "launch_graph": lambda bench, _, executable: bench.driver.launch_graph(
+        executable, LEGACY_STREAM
     ),
-    "synchronize_stream": lambda bench, _: bench.driver.synchronize_stream(LEGACY_STREAM),
-    "query_stream": lambda bench, _: bench.driver.query_stream(LEGACY_STREAM),
+    "synchronize_stream": lambda bench, *_: bench.driver.synchronize_stream(LEGACY_STREAM),
+    "query_stream": lambda bench, *_: bench.driver.query_stream(LEGACY_STREAM),
 }
 
 
@@ -423,11 +423,11 @@ def test_legacy_work_beside_a_blocking_capture_is_an_implicit_dependency(
     bench: Bench, call: str, mode: CaptureMode
 ) -> None:
     x = bench.put([1, 5])
-    blocking = bench.new_stream(blocking=True)
+    executable, blocking = bench.instantiate(bench.new_graph()), bench.new_stream(blocking=True)
     bench.driver.begin_capture(blocking.handle, mode)
     bench.launch(add_one, x, 1, stream=blocking)
     with refused("STREAM_CAPTURE_IMPLICIT"):
-        LEGACY_WORK[call](bench, x)
+        LEGACY_WORK[call](bench, x, executable)
     assert_invalidated(bench, blocking)
     assert bench.get(x, 1) == [1]
 
