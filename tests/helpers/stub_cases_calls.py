@@ -118,6 +118,20 @@ def streams_and_events_reach_the_driver():
         cuda.destroy_stream(stream)
 
 
+def the_device_of_a_capturing_stream_is_told_without_asking_for_it():
+    cuda, other = driver(), driver()
+    stream = cuda.create_stream(blocking=False)
+    before = stub().stub_calls(b"cuStreamGetDevice")
+    assert other.stream_device(stream) == 0
+    assert stub().stub_calls(b"cuStreamGetDevice") == before + 1
+    cuda.begin_capture(stream, "relaxed")
+    assert [one.stream_device(stream) for one in (cuda, other)] == [0, 0]
+    assert cuda.stream_device(1) == 0
+    assert stub().stub_calls(b"cuStreamGetDevice") == before + 1
+    cuda.end_capture(stream)
+    cuda.destroy_stream(stream)
+
+
 def memory_is_allocated_written_copied_filled_and_read():
     cuda = driver()
     stream = cuda.create_stream(blocking=False)
