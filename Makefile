@@ -57,7 +57,6 @@ types: $(STAMP)
 contracts: $(STAMP)
 	$(BIN)/lint-imports
 
-# one process: what a test starts in a process of its own is not counted
 unit: $(STAMP)
 	$(BIN)/coverage erase
 	$(BIN)/coverage run -m pytest -m "not slow" --timeout=300

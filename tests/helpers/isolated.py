@@ -11,8 +11,9 @@ _TESTS = Path(__file__).parent.parent
 
 
 def run_script(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """The finished process; ``script`` may import ``helpers``."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(_TESTS), str(_TESTS.parent)])}
+    """The finished process; ``script`` may import ``helpers``. No coverage: it may take times."""
+    environment = {name: value for name, value in os.environ.items() if "COVERAGE" not in name}
+    environment["PYTHONPATH"] = os.pathsep.join([str(_TESTS), str(_TESTS.parent)])
     return subprocess.run(
         [sys.executable, "-c", script, *arguments],
         capture_output=True,
