@@ -302,6 +302,15 @@ def test_waiting_for_an_event_from_outside_is_isolation(bench: Bench) -> None:
 
 
 @covers("wait_event")
+def test_waiting_for_an_event_never_recorded_is_isolation_too(bench: Bench) -> None:
+    event = bench.new_event()
+    bench.driver.begin_capture(bench.stream.handle, "thread_local")
+    with refused("STREAM_CAPTURE_ISOLATION"):
+        bench.driver.wait_event(bench.stream.handle, event.handle)
+    assert_invalidated(bench, bench.stream)
+
+
+@covers("wait_event")
 def test_waiting_for_another_captures_event_is_a_merge(bench: Bench) -> None:
     x = bench.put([1])
     other, theirs = bench.new_stream(), bench.new_event()

@@ -62,6 +62,7 @@ bench.launch(add_one, x, 1, stream=side)
 _BREAK = {
     "isolation": """
 outside = bench.new_event()
+driver.record_event(outside.handle, bench.new_stream().handle)
 attempt(lambda: driver.wait_event(side.handle, outside.handle))
 """,
     "stream_wait": "attempt(lambda: driver.synchronize_stream(side.handle))\n",

@@ -101,6 +101,14 @@ def test_an_event_never_recorded_has_happened(bench: Bench) -> None:
     bench.driver.synchronize_event(event.handle)
 
 
+@covers("wait_event")
+def test_waiting_for_an_event_never_recorded_waits_for_nothing(bench: Bench) -> None:
+    x = bench.put([1])
+    bench.driver.wait_event(bench.stream.handle, bench.new_event().handle)
+    bench.launch(add_one, x, 1)
+    assert bench.get(x, 1) == [2]
+
+
 @covers("elapsed_ms", "synchronize_event")
 def test_two_timing_events_have_time_between_them(bench: Bench) -> None:
     start, end = bench.new_event(timing=True), bench.new_event(timing=True)
