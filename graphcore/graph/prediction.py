@@ -153,7 +153,7 @@ def _refusal(
         return _memset_refusal(before, after)
     if isinstance(before, ConditionalParams) and isinstance(after, ConditionalParams):
         rule = "an update keeps a conditional node's own parameters"
-        return _first_changed(before, after, ("form", "size"), rule)
+        return _first_changed(before, after, ("form", "size"), rule, UpdateResult.NOT_SUPPORTED)
     if isinstance(before, AllocParams) and isinstance(after, AllocParams):
         return _first_changed(before, after, ("size",), "an update keeps the size of allocations")
     return None
@@ -210,12 +210,16 @@ def _memset_refusal(before: MemsetParams, after: MemsetParams) -> Difference | N
 
 
 def _first_changed(
-    before: Any, after: Any, fields: tuple[str, ...], rule: str
+    before: Any,
+    after: Any,
+    fields: tuple[str, ...],
+    rule: str,
+    result: UpdateResult = UpdateResult.PARAMETERS_CHANGED,
 ) -> Difference | None:
     for field in fields:
         was, now = getattr(before, field, None), getattr(after, field, None)
         if was != now:
-            return Difference(_REFUSED, field, rule, before=was, after=now)
+            return Difference(result, field, rule, before=was, after=now)
     return None
 
 

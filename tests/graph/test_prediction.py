@@ -28,6 +28,7 @@ from graphcore.graph import Difference, GraphSnapshot, first_difference, read, t
 SUCCESS = UpdateResult.SUCCESS
 TOPOLOGY = UpdateResult.TOPOLOGY_CHANGED
 PARAMETERS = UpdateResult.PARAMETERS_CHANGED
+UNSUPPORTED = UpdateResult.NOT_SUPPORTED
 
 
 def compare(bench: Bench, old: Spec, new: Spec) -> tuple[Difference | None, RawUpdate]:
@@ -314,8 +315,8 @@ TWO = snapshot([kernel_node(0), kernel_node(1)])
     ("old", "new", "result", "field", "path"),
     [
         (conditional("if", 1, BODY), conditional("if", 1, BODY), SUCCESS, None, ()),
-        (conditional("if", 1, BODY), conditional("while", 1, BODY), PARAMETERS, "form", (0,)),
-        (conditional("if", 1, BODY), conditional("if", 2, BODY, BODY), PARAMETERS, "size", (0,)),
+        (conditional("if", 1, BODY), conditional("while", 1, BODY), UNSUPPORTED, "form", (0,)),
+        (conditional("if", 1, BODY), conditional("if", 2, BODY, BODY), UNSUPPORTED, "size", (0,)),
         (
             conditional("switch", 2, BODY, BODY),
             conditional("switch", 2, BODY, TWO),
