@@ -307,7 +307,8 @@ class Driver(ABC):
         """All nodes of the graph, in the order the driver keeps (creation order)."""
 
     @abstractmethod
-    def edges(self, graph: GraphHandle) -> list[Edge]: ...
+    def edges(self, graph: GraphHandle) -> list[Edge]:
+        """All edges; those into one node in the order in which its dependencies were added."""
 
     @abstractmethod
     def node_kind(self, node: NodeHandle) -> NodeKind: ...

@@ -332,12 +332,28 @@ CALL(cuGraphGetNodes, Graph *graph, Node **nodes, Z *count) {
 }
 CALL(cuGraphGetEdges, Graph *graph, Node **from, Node **to, EdgeData *data, Z *count) {
     ENTER;
+    /* not in the order in which they were added */
     for (Z i = 0; from && i < graph->edge_count && i < *count; i++) {
-        from[i] = graph->from[i];
-        to[i] = graph->to[i];
-        if (data) data[i] = graph->data[i];
+        Z k = graph->edge_count - 1 - i;
+        from[i] = graph->from[k];
+        to[i] = graph->to[k];
+        if (data) data[i] = graph->data[k];
     }
     *count = graph->edge_count;
+    return 0;
+}
+CALL(cuGraphNodeGetDependencies, Node *node, Node **sources, EdgeData *data, Z *count) {
+    ENTER;
+    Z found = 0;
+    for (Z k = 0; k < node->graph->edge_count; k++) {
+        if (node->graph->to[k] != node) continue;
+        if (sources && found < *count) {
+            sources[found] = node->graph->from[k];
+            if (data) data[found] = node->graph->data[k];
+        }
+        found++;
+    }
+    *count = found;
     return 0;
 }
 CALL(cuGraphNodeGetType, Node *node, U *type) { ENTER; *type = node->type; return 0; }

@@ -139,7 +139,7 @@ class GraphCalls(CudaCalls):
         nodes = ctypes.c_void_p * count.value
         sources, targets, data = nodes(), nodes(), (EdgeData * count.value)()
         self._list_edges(graph, sources, targets, data, count)
-        return [
+        found = [
             Edge(
                 NodeHandle(sources[i] or 0),
                 NodeHandle(targets[i] or 0),
@@ -147,6 +147,8 @@ class GraphCalls(CudaCalls):
             )
             for i in range(count.value)
         ]
+        _order_joins(found)
+        return found
 
     def _list_edges(self, graph: int, sources: Any, targets: Any, data: Any, count: Any) -> None:
         # always with edge data: programmatic edges make the plain form fail with LOSSY_QUERY
@@ -196,3 +198,21 @@ def _edge_data(edge: Edge) -> Any:
     data = cuda.CUgraphEdgeData()
     data.from_port, data.to_port, data.type = edge.data
     return data
+
+
+def _order_joins(edges: list[Edge]) -> None:
+    """Puts the edges into a node in the order in which the node has its dependencies.
+
+    The list of a graph's edges comes in another order, and an update compares this one.
+    """
+    places: dict[int, list[int]] = {}
+    for index, edge in enumerate(edges):
+        places.setdefault(edge.target, []).append(index)
+    for target, indices in places.items():
+        if len(indices) < 2:
+            continue
+        sources, *_ = ask(cuda.cuGraphNodeGetDependencies, target, len(indices))
+        rank = {int(source): position for position, source in enumerate(sources)}
+        ordered = sorted((edges[index] for index in indices), key=lambda edge: rank[edge.source])
+        for index, edge in zip(indices, ordered, strict=True):
+            edges[index] = edge
