@@ -72,7 +72,7 @@ def page(facts: Facts, runner: Any) -> str:
     snapshot = runner.graph.snapshot()
     places = notes(attribute(snapshot, runner.named_tensors()))
     sections = [
-        ("Decoded through this graph", {"prompt": facts.prompt, "answer": facts.text}),
+        ("Decoded through this graph", f"{facts.prompt}\n\n{facts.text}"),
         ("Figures", figures(facts, runner)),
     ]
     title = f"One decode step of {facts.model.split(',')[0]}, captured"
