@@ -22,6 +22,12 @@ def check_options(mode: str, on_legacy_work: str, expect: object) -> None:
         raise ConfigurationError(f"expect: expected a number of nodes or None, got {expect!r}")
 
 
+def check_label(label: object) -> None:
+    """Raises ConfigurationError for a label that is no text."""
+    if not isinstance(label, str):
+        raise ConfigurationError(f"label: expected a str, got {label!r}")
+
+
 def refuse_second() -> None:
     """Raises CaptureError where graphs are off, or this thread captures already."""
     if os.environ.get("GRAPHCORE_DISABLE") == "1":

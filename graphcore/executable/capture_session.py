@@ -7,7 +7,6 @@ and is not locked.
 
 from __future__ import annotations
 
-import gc
 import logging
 import threading
 from collections.abc import Callable, Iterator
@@ -20,6 +19,7 @@ from graphcore.driver.records import CaptureState, GraphHandle
 from graphcore.errors import CaptureError, CudaError, LifecycleError
 from graphcore.executable.capture_options import (
     LegacyWork,
+    check_label,
     check_options,
     fitting_stream,
     refuse_busy,
@@ -28,16 +28,18 @@ from graphcore.executable.capture_options import (
 from graphcore.executable.explain import explain_end, explain_failure
 from graphcore.executable.graph import Graph
 from graphcore.executable.graph_exec import forget_bindings
-from graphcore.executable.handles import GraphResource
+from graphcore.executable.handles import GraphResource, NotCopied
 from graphcore.executable.location import caller
+from graphcore.executable.resting import resting_collector
 from graphcore.interop import choose_driver, use_stream
 from graphcore.interop.torch import MemoryPool
+from graphcore.resources.driver_argument import checked_driver
 from graphcore.resources.lifetime import Owner, OwnerSet, collect
 
 _log = logging.getLogger("graphcore")
 
 
-class Capture:
+class Capture(NotCopied):
     """One capture: made by :func:`capture`, used as a context manager, once.
 
     ``driver`` and ``stream`` are known from entering on; ``graph`` after the block.
@@ -97,7 +99,9 @@ class Capture:
 
         Raises:
             LifecycleError: Outside the block.
+            ConfigurationError: ``label`` is no str.
         """
+        check_label(label)
         self._under_way("keep").owners.append((obj, label))
 
     @contextmanager
@@ -106,7 +110,9 @@ class Capture:
 
         Raises:
             LifecycleError: Outside the capture's block.
+            ConfigurationError: ``label`` is no str.
         """
+        check_label(label)
         self._under_way("annotate")
         start = self._node_count()
         try:
@@ -157,7 +163,7 @@ class Capture:
     def _begin(self, name: str) -> None:
         driver, stream = self.driver, self.stream.handle
         with ExitStack() as blocks:
-            blocks.enter_context(_resting_collector())
+            blocks.enter_context(resting_collector())
             blocks.enter_context(self._surroundings())
             forget_bindings(driver)
             driver.begin_capture(stream, self.mode)
@@ -228,14 +234,12 @@ class Capture:
         return handle, failure
 
     def _finish(self, handle: GraphHandle, name: str, kept: list[tuple[object, str]]) -> None:
-        owners = [Owner(self.stream, "capture stream")]
-        if self._pool is not None:
-            owners.append(Owner(self._pool, "torch memory pool"))
-        for obj, label in kept:
-            owners.extend(collect(obj, label))
-        graph = Graph(
-            self.driver, handle, owners=OwnerSet(owners), annotations=tuple(self._annotations)
-        )
+        try:
+            owners = self._owners(kept)
+        except BaseException:  # a user's container may raise when it is looked through
+            GraphResource(self.driver, handle, owned=True)  # dropped, and so destroyed, here
+            raise
+        graph = Graph(self.driver, handle, owners=owners, annotations=tuple(self._annotations))
         count = len(self.driver.nodes(handle))
         if self.expect is not None and count < self.expect:
             graph.close()
@@ -252,6 +256,14 @@ class Capture:
             )
         self._graph = graph
 
+    def _owners(self, kept: list[tuple[object, str]]) -> OwnerSet:
+        owners = [Owner(self.stream, "capture stream")]
+        if self._pool is not None:
+            owners.append(Owner(self._pool, "torch memory pool"))
+        for obj, label in kept:
+            owners.extend(collect(obj, label))
+        return OwnerSet(owners)
+
     def _abandon(self) -> None:
         """Drops everything a failed capture holds: pool, stream, owners."""
         if self._graph is not None:
@@ -267,7 +279,7 @@ class Capture:
         if self._driver is not None:
             return
         stream, driver = self._given
-        chosen = driver if driver is not None else choose_driver(stream)
+        chosen = choose_driver(stream) if driver is None else checked_driver(driver)
         self._stream = fitting_stream(chosen, stream, self.on_legacy_work)
         self._pool = None if chosen.is_emulated else MemoryPool(chosen.device)
         self._driver = chosen
@@ -306,15 +318,3 @@ def _end_quietly(driver: Driver, stream: Stream, error: CudaError) -> None:
         driver.destroy_graph(driver.end_capture(stream.handle))
     except CudaError as second:
         error.add_note(f"ending the capture again: {second}")
-
-
-@contextmanager
-def _resting_collector() -> Iterator[None]:
-    """Keeps the cyclic collector off: a graph of another library that it finds breaks a capture."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()

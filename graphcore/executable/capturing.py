@@ -66,9 +66,14 @@ def capture_function(
         capture_options: As of :func:`capture`.
 
     Raises:
-        ConfigurationError: ``warmup`` is negative, or as of :func:`capture`.
+        ConfigurationError: ``fn`` cannot be called, ``warmup`` is no int or negative, or as of
+            :func:`capture`.
         CaptureError: As of :func:`capture`.
     """
+    if not callable(fn):
+        raise ConfigurationError(f"fn: expected a callable, got {type(fn).__name__}")
+    if not isinstance(warmup, int):
+        raise ConfigurationError(f"warmup: expected an int, got {warmup!r}")
     if warmup < 0:
         raise ConfigurationError(f"warmup: expected at least 0, got {warmup}")
     capturing = capture(**capture_options)

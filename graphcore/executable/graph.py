@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from graphcore.driver import Driver, active
 from graphcore.driver.records import GraphHandle, NodeKind
-from graphcore.errors import CacheTypeError, ConfigurationError, LifecycleError
-from graphcore.executable.handles import ExecResource, GraphResource
+from graphcore.errors import CacheTypeError, ConfigurationError, CudaError, LifecycleError
+from graphcore.executable.handles import ExecResource, GraphResource, NotCopied
 from graphcore.graph.attributes import LaunchAttributes
 from graphcore.graph.reading import Annotation, read
 from graphcore.graph.snapshot import GraphSnapshot
 from graphcore.interop import choose_driver, cuda_core
 from graphcore.interop import torch as torch_interop
+from graphcore.resources.driver_argument import checked_driver
 from graphcore.resources.lifetime import OwnerSet
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 Guard = Literal["owners", "full"]
 
 
-class Graph:
+class Graph(NotCopied):
     """A graph. Made by :func:`capture`, :meth:`adopt`, :meth:`clone`, or from a driver's handle.
 
     Args:
@@ -74,7 +75,7 @@ class Graph:
         if isinstance(obj, Graph):
             return obj
         handle = _raw_handle(obj)
-        chosen = driver if driver is not None else choose_driver()
+        chosen = choose_driver() if driver is None else checked_driver(driver)
         owners = OwnerSet().with_(obj, label=f"adopted {type(obj).__name__}")
         return cls(chosen, handle, owners=owners, owned=False)
 
@@ -144,7 +145,10 @@ class Graph:
     def __repr__(self) -> str:
         if self._resource is None:
             return "<Graph closed>"
-        count = len(self.driver.nodes(self._resource.handle))
+        try:
+            count = str(len(self.driver.nodes(self._resource.handle)))
+        except CudaError:  # a lost context or a closed driver: logs and debuggers still show it
+            count = "?"
         kind = "" if self._resource.owned else " borrowed"
         return f"<Graph {count} nodes {self.driver.name}:{self.driver.device}{kind}>"
 

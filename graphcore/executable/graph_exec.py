@@ -25,13 +25,14 @@ from graphcore.driver.records import (
     UpdateResult,
 )
 from graphcore.errors import (
+    CacheTypeError,
     CaptureError,
     ConfigurationError,
     LifecycleError,
     StaleGraphError,
     UpdateRefused,
 )
-from graphcore.executable.handles import ExecResource
+from graphcore.executable.handles import ExecResource, GraphResource, NotCopied
 from graphcore.executable.update import UpdateOutcome, UpdateStatus, Version, try_in_place
 from graphcore.interop import current_stream
 from graphcore.interop.drivers import same_driver
@@ -53,7 +54,7 @@ _CHECK_FIRST = "check first"
 _UNBOUND: Any = object()  # is no stream
 
 
-class GraphExec:
+class GraphExec(NotCopied):
     """An executable. Made by :meth:`Graph.instantiate`; ``close()`` is final."""
 
     __slots__ = (
@@ -157,7 +158,8 @@ class GraphExec:
                 "launch: expected a capture that is under way, got one that an error invalidated",
                 code="CUDA_ERROR_STREAM_CAPTURE_INVALIDATED",
             )
-        child = ChildParams(self._resource.source.handle)
+        # not the source: an update in place brought the parameters of another graph
+        child = ChildParams(self._version.resource.handle)
         node = driver.add_node(status.graph, status.frontier, child)
         driver.set_capture_frontier(stream, [node])
         for owner in self._owners:
@@ -238,6 +240,7 @@ class GraphExec:
 
         Raises:
             LifecycleError: Closed, or a capture is under way on this thread.
+            CacheTypeError: ``graph`` is no :class:`Graph`.
             ConfigurationError: ``graph`` is of another driver or device.
             UpdateRefused: ``strict``, and the update was refused; nothing changed.
             CudaError: Not a refusal, but a failure; the executable is as before.
@@ -245,6 +248,8 @@ class GraphExec:
         self._refuse_closed("update")
         if active.current() is not None:
             raise LifecycleError("update: not while a capture is under way on this thread")
+        if not isinstance(getattr(graph, "resource", None), GraphResource):
+            raise CacheTypeError(f"graph: expected a Graph, got {type(graph).__name__}")
         if not same_driver(graph.driver, self.driver):
             raise ConfigurationError(
                 f"graph: expected one of driver {self.driver.name}:{self.driver.device}, got one "

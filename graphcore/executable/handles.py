@@ -10,12 +10,24 @@ import warnings
 import weakref
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn, SupportsIndex
 
 from graphcore.driver import Driver, active
 from graphcore.driver.records import ExecHandle, GraphHandle
-from graphcore.errors import GraphcoreError, GraphcoreWarning
+from graphcore.errors import CacheTypeError, GraphcoreError, GraphcoreWarning
 from graphcore.resources.lifetime import OwnerSet
+
+
+class NotCopied:
+    """A base of what owns driver handles: a copy would use them after they were destroyed."""
+
+    __slots__ = ()
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        raise CacheTypeError(
+            f"{type(self).__name__}: cannot be copied or pickled, it owns handles of a driver "
+            "(Graph.clone copies a graph)"
+        )
 
 
 class GraphResource:

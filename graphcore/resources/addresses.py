@@ -14,6 +14,7 @@ from typing import Any
 
 from graphcore.driver.api import Driver
 from graphcore.driver.records import Allocation
+from graphcore.errors import ConfigurationError
 from graphcore.resources.tensors import describe
 
 # what can be an address at all: above the first page, below the end of user space
@@ -63,10 +64,15 @@ class AddressBook:
 
     Raises:
         CacheTypeError: A named object is no tensor, no buffer and no (address, bytes).
+        ConfigurationError: ``names`` is no mapping.
     """
 
     def __init__(self, names: Mapping[str, Any], driver: Driver | None = None) -> None:
-        ranges = sorted((*extent(name, item), name) for name, item in names.items())
+        if not isinstance(names, Mapping):
+            raise ConfigurationError(
+                f"names: expected a mapping of name -> tensor, got {type(names).__name__}"
+            )
+        ranges = sorted((*extent(name, item), str(name)) for name, item in names.items())
         self._starts = [address for address, _, _ in ranges]
         self._ranges = ranges
         # the furthest end of all ranges up to each: tells when looking further back is useless

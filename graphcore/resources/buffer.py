@@ -14,16 +14,19 @@ import weakref
 from collections.abc import Sequence
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex
 
 from graphcore.driver import active
 from graphcore.errors import (
+    CacheTypeError,
     ConfigurationError,
     GraphcoreError,
     GraphcoreWarning,
     LifecycleError,
 )
+from graphcore.resources.contents import as_contents
 from graphcore.resources.dlpack import device_of, make_capsule
+from graphcore.resources.driver_argument import checked_driver
 from graphcore.resources.dtypes import DTYPES, find_dtype
 from graphcore.resources.tensors import TensorRef, contiguous_strides, describe
 
@@ -79,7 +82,7 @@ class Buffer:
             driver: Where; None is what :func:`graphcore.open_driver` would open.
 
         Raises:
-            ConfigurationError: A negative size.
+            ConfigurationError: A negative size, or ``driver`` is no driver.
             CacheTypeError: An unknown element type.
             CudaError: Out of memory, or inside a capture that does not allow it.
         """
@@ -89,6 +92,7 @@ class Buffer:
             from graphcore.driver.kept import default_driver
 
             driver = default_driver()
+        driver = checked_driver(driver)
         storage = _Storage(driver, math.prod(sizes) * kind.itemsize)
         ref = TensorRef(
             address=storage.address,
@@ -112,8 +116,11 @@ class Buffer:
 
         Raises:
             CacheTypeError: As of ``describe``.
+            ConfigurationError: ``driver`` is no driver.
         """
-        return cls(describe(obj), driver if driver is not None else getattr(obj, "driver", None))
+        if driver is None:
+            return cls(describe(obj), obj.driver if isinstance(obj, Buffer) else None)
+        return cls(describe(obj), checked_driver(driver))
 
     # ---- what it is ----------------------------------------------------------------------------
 
@@ -184,15 +191,15 @@ class Buffer:
         """Writes ``values`` (a NumPy array, a number, nested lists), after all work.
 
         Raises:
-            ConfigurationError: Shapes do not fit, the buffer is read-only, strided, or a view
-                without a driver.
+            ConfigurationError: Shapes do not fit, not numbers or numbers that the element type
+                does not hold, the buffer is read-only, strided, or a view without a driver.
         """
         import numpy
 
         ref, driver = self._contents("write")
         if ref.read_only:
             raise ConfigurationError("buffer: expected writable memory, got a read-only view")
-        array = numpy.asarray(values, DTYPES[ref.dtype].numpy)
+        array = as_contents(values, DTYPES[ref.dtype])
         try:
             data = numpy.ascontiguousarray(numpy.broadcast_to(array, ref.shape))
         except ValueError:
@@ -273,6 +280,12 @@ class Buffer:
         if self._ref is None:
             raise LifecycleError("buffer: expected an open buffer, got a closed one")
         return self._ref
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        raise CacheTypeError(
+            "Buffer: cannot be copied or pickled, its memory is a driver's; Buffer.view shares it, "
+            "read() copies the contents"
+        )
 
     def __enter__(self) -> Buffer:
         return self

@@ -67,8 +67,10 @@ def find_dtype(dtype: Any, field: str = "dtype") -> DType:
     """The element type that a name, a torch dtype or a NumPy dtype speaks of.
 
     Raises:
-        CacheTypeError: It is none we know (structured, quantised, sub-byte ...).
+        CacheTypeError: It is none we know (structured, quantised, sub-byte, byte-swapped ...).
     """
+    if getattr(dtype, "isnative", True) is False:
+        raise CacheTypeError(f"{field}: expected native byte order, got {dtype.str}")
     if isinstance(dtype, str):
         name = dtype
     elif type(dtype).__module__ == "torch":

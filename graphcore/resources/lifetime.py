@@ -86,15 +86,24 @@ class OwnerSet:
 
 def collect(obj: Any, label: str) -> Iterator[Owner]:
     """``obj`` and the tensors inside it (lists, tuples, mappings, torch modules), labelled."""
+    return _collect(obj, label, set())
+
+
+def _collect(obj: Any, label: str, met: set[int]) -> Iterator[Owner]:
+    """``met``: ids of the containers met so far; one may hold itself."""
     if is_tensor(obj):
         yield Owner(obj, label)
         return
+    if isinstance(obj, (Mapping, list, tuple)):
+        if id(obj) in met:
+            return
+        met.add(id(obj))
     if isinstance(obj, Mapping):
         for key, value in obj.items():
-            yield from collect(value, f"{label}[{key!r}]")
+            yield from _collect(value, f"{label}[{key!r}]", met)
     elif isinstance(obj, (list, tuple)):
         for index, value in enumerate(obj):
-            yield from collect(value, f"{label}[{index}]")
+            yield from _collect(value, f"{label}[{index}]", met)
     elif not isinstance(obj, (int, float, complex, str, bytes, bool, type(None))):
         yield Owner(obj, label)
         yield from _module_tensors(obj, label)

@@ -110,6 +110,8 @@ def is_tensor(obj: Any) -> bool:
 def _describe(obj: Any, name: str) -> TensorRef:
     if isinstance(obj, TensorRef):
         return obj
+    if isinstance(obj, type):
+        raise CacheTypeError(f"{name}: expected a tensor, got the class {obj.__name__}")
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(obj, torch.Tensor):
         return _describe_torch(torch, obj, name)
@@ -118,7 +120,7 @@ def _describe(obj: Any, name: str) -> TensorRef:
         ref: TensorRef = ours()
         return ref
     library = type(obj).__module__.partition(".")[0]
-    if library == "numpy" and hasattr(obj, "__array_interface__") and hasattr(obj, "flags"):
+    if library == "numpy" and hasattr(obj, "__array_interface__"):
         return _describe_numpy(obj, name)
     interface = getattr(obj, "__cuda_array_interface__", None)
     if interface is not None:
@@ -176,8 +178,17 @@ def _kind_without_memory(torch: Any, tensor: Any) -> str | None:
 
 
 def _describe_numpy(array: Any, name: str) -> TensorRef:
-    if not array.dtype.isnative:
-        raise CacheTypeError(f"{name}.dtype: expected native byte order, got {array.dtype.str}")
+    import numpy
+
+    if not isinstance(array, numpy.ndarray):  # a scalar hands out the address of a passing copy
+        raise CacheTypeError(
+            f"{name}: expected an array, got the scalar numpy.{type(array).__name__}, which has no "
+            "memory of its own; use numpy.asarray"
+        )
+    if isinstance(array, numpy.ma.MaskedArray):
+        raise CacheTypeError(
+            f"{name}: expected plain memory, got a MaskedArray (use filled(), or its data)"
+        )
     address, read_only = array.__array_interface__["data"]
     return _from_bytes(array, address, array.shape, array.strides, array.dtype, name, read_only)
 

@@ -21,6 +21,7 @@ from graphcore import (
     LifecycleError,
 )
 from graphcore.driver import Driver, active
+from graphcore.driver.emulated import EmulatedDriver
 from graphcore.driver.records import CaptureState, NodeKind
 from graphcore.resources.buffer import Buffer
 
@@ -347,6 +348,26 @@ def test_what_the_block_keeps_lives_as_long_as_an_executable(graphcore_driver: D
     assert all(reference() is None for reference in watch)
 
 
+def test_a_list_that_holds_itself_is_kept(graphcore_driver: Driver) -> None:
+    tensor = torch.zeros(2)
+    holder: list[Any] = [tensor]
+    holder.append(holder)
+    with graphcore.capture(driver=graphcore_driver) as capture:
+        capture.keep(holder, "holder")
+    assert tensor in capture.graph.owners
+
+
+@pytest.mark.parametrize("label", [None, 3, b"layer"])
+def test_a_label_that_is_no_text_is_refused(graphcore_driver: Driver, label: Any) -> None:
+    with graphcore.capture(driver=graphcore_driver) as capture:
+        annotation = capture.annotate(label)
+        with pytest.raises(ConfigurationError, match="label: expected a str"), annotation:
+            pass
+        with pytest.raises(ConfigurationError, match="label: expected a str"):
+            capture.keep(torch.zeros(1), label)
+    assert capture.graph.annotations == ()
+
+
 def test_keeping_outside_a_capture_does_nothing() -> None:
     active.keep(object(), "nobody's")
     assert active.current() is None
@@ -364,6 +385,26 @@ def test_the_collector_rests_inside_and_works_again_after(graphcore_driver: Driv
         assert not gc.isenabled()
     finally:
         gc.enable()
+
+
+def test_the_collector_rests_until_the_last_capture_of_any_thread_is_over() -> None:
+    first_is_over, second_has_begun = threading.Event(), threading.Event()
+    seen: list[bool] = []
+
+    def second() -> None:
+        with graphcore.capture(driver=EmulatedDriver()):
+            second_has_begun.set()
+            first_is_over.wait(10)
+            seen.append(gc.isenabled())
+
+    other = threading.Thread(target=second)
+    with graphcore.capture(driver=EmulatedDriver()):
+        other.start()
+        assert second_has_begun.wait(10)
+    first_is_over.set()
+    other.join()
+    assert seen == [False]
+    assert gc.isenabled()
 
 
 def test_a_capture_says_what_it_is(graphcore_driver: Driver) -> None:
@@ -415,6 +456,17 @@ def test_capture_function_keeps_what_a_nested_argument_holds(graphcore_driver: D
     expected = step(layer, inputs)
     replayed_values = torch.tensor(replayed(graph, graph.outputs))
     assert torch.allclose(replayed_values, expected.cpu(), atol=1e-6)
+
+
+@pytest.mark.parametrize("warmup", ["3", None, 1.5])
+def test_a_warm_up_that_is_no_count_is_refused(warmup: Any) -> None:
+    with pytest.raises(ConfigurationError, match="warmup: expected an int"):
+        graphcore.capture_function(lambda: None, warmup=warmup)
+
+
+def test_what_cannot_be_called_is_refused_before_a_capture_begins() -> None:
+    with pytest.raises(ConfigurationError, match="fn: expected a callable, got NoneType"):
+        graphcore.capture_function(None)  # type: ignore[arg-type]
 
 
 def test_a_negative_warm_up_is_refused() -> None:

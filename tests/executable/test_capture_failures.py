@@ -367,6 +367,20 @@ def test_a_graph_that_cannot_be_counted_is_not_kept(emulated: EmulatedDriver) ->
     assert scene.is_usable()
 
 
+def test_a_graph_whose_owners_cannot_be_listed_is_not_kept(emulated: EmulatedDriver) -> None:
+    class Unreadable(dict[str, object]):
+        def items(self) -> Any:
+            raise KeyError("no items")
+
+    destroyed: list[int] = []
+    destroy = emulated.destroy_graph
+    emulated.destroy_graph = lambda graph: (destroyed.append(graph), destroy(graph))  # type: ignore[assignment,func-returns-value]
+    with pytest.raises(KeyError, match="no items"), graphcore.capture(driver=emulated) as capture:
+        capture.keep(Unreadable(), "argument")
+    assert len(destroyed) == 1
+    assert active.current() is None
+
+
 def test_an_annotation_around_a_failure_does_not_hide_it(scene: Scene) -> None:
     with (
         pytest.raises(CaptureError) as caught,

@@ -270,6 +270,13 @@ def test_a_graph_dropped_inside_a_capture_is_destroyed_after_it() -> None:
     assert not is_alive(bench, handle)
 
 
+def test_a_graph_that_cannot_be_read_can_still_be_shown() -> None:
+    driver = EmulatedDriver()
+    graph = Graph(driver, driver.create_graph())
+    driver.close()
+    assert repr(graph) == "<Graph ? nodes emulated:0>"
+
+
 def test_a_destroy_that_fails_is_a_warning() -> None:
     driver = EmulatedDriver()
     graph = Graph(driver, driver.create_graph())

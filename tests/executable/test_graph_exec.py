@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import pickle
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -210,6 +213,17 @@ def test_a_launch_in_a_capture_becomes_a_child_node_and_hands_over_its_owners(
     assert bench.get(x, 4) == [3.0] * 4
 
 
+def test_a_launch_in_a_capture_embeds_the_graph_of_the_last_update(bench: Bench) -> None:
+    x = bench.put([0.0] * 4)
+    executable = filling(bench, x, 1.0).instantiate()
+    assert executable.update(filling(bench, x, 2.0), reinstantiate=False).is_current
+    with graphcore.capture(driver=bench.driver) as capture:
+        executable.launch()
+    with capture.graph.instantiate() as outer:
+        replay(outer, bench.stream)
+    assert bench.get(x, 4) == [2.0] * 4
+
+
 # ---- what a launch costs ------------------------------------------------------------------------
 
 
@@ -345,6 +359,19 @@ def test_a_closed_buffer_is_stale_but_its_memory_lives(graphcore_driver: Driver)
 
 
 # ---- the end ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps])
+@pytest.mark.parametrize("kind", ["graph", "executable", "capture"])
+def test_what_owns_a_handle_is_not_copied(
+    graphcore_driver: Driver, kind: str, duplicate: Callable[[Any], Any]
+) -> None:
+    with graphcore.capture(driver=graphcore_driver) as capture:
+        pass
+    with capture.graph.instantiate() as executable:
+        original = {"graph": capture.graph, "executable": executable, "capture": capture}[kind]
+        with pytest.raises(CacheTypeError, match="cannot be copied or pickled"):
+            duplicate(original)
 
 
 def test_a_closed_executable_says_so_for_every_use(bench: Bench) -> None:

@@ -17,6 +17,7 @@ from helpers.tensors import filled, replay
 
 import graphcore
 from graphcore import (
+    CacheTypeError,
     ConfigurationError,
     CudaError,
     Graph,
@@ -424,6 +425,15 @@ def test_updating_what_is_closed_is_refused(bench: Bench) -> None:
     executable.close()
     with pytest.raises(LifecycleError, match="update: expected an open executable"):
         executable.update(graph)
+
+
+@pytest.mark.parametrize("wrong", [None, 3, "graph"])
+def test_what_is_no_graph_is_a_type_error(bench: Bench, wrong: Any) -> None:
+    executable = owned(bench, bench.driver.create_graph()).instantiate()
+    with pytest.raises(
+        CacheTypeError, match=f"graph: expected a Graph, got {type(wrong).__name__}"
+    ):
+        executable.update(wrong)
 
 
 def test_a_graph_of_another_device_is_refused() -> None:

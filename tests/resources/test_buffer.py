@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import pickle
 from typing import Any
 
 import numpy
@@ -67,6 +69,52 @@ def test_without_a_driver_the_kept_default_one_is_used(monkeypatch: pytest.Monke
     assert one.driver is two.driver
     assert one.driver is not None
     assert one.driver.is_emulated
+
+
+WRONG_CONTENTS = {
+    "text": ("float32", "abc", "expected numbers"),
+    "nothing": ("float32", None, "expected numbers"),
+    "unequal lists": ("float32", [[1, 2], [3]], "expected numbers"),
+    "complex into real": ("float32", [1j] * 4, "that float32 holds"),
+    "too large": ("int8", [300] * 4, "that int8 holds"),
+    "too large in an array": ("int8", numpy.array([300] * 4), "that int8 holds"),
+    "negative into unsigned": ("uint8", -1, "that uint8 holds"),
+    "a fraction": ("int32", [1.5] * 4, "that int32 holds"),
+    "not a number": ("int32", float("nan"), "that int32 holds"),
+    "two into bool": ("bool", 2, "that bool holds"),
+    "numbers where bits are meant": ("bfloat16", [1.0] * 4, "expected the bits of bfloat16"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_CONTENTS)
+def test_contents_that_the_type_does_not_hold_are_refused_and_nothing_is_written(
+    graphcore_driver: Driver, case: str
+) -> None:
+    dtype, values, message = WRONG_CONTENTS[case]
+    buffer = Buffer.allocate(4, dtype, driver=graphcore_driver)
+    buffer.write(1)
+    with pytest.raises(ConfigurationError, match=f"values: .*{message}"):
+        buffer.write(values)
+    assert buffer.read().tolist() == [1] * 4
+
+
+@pytest.mark.parametrize(
+    ("dtype", "values"),
+    [("uint8", [1, 2, 3, 255]), ("int32", [1.0, 2.0, 3.0, 4.0]), ("bool", [True, 0, 1, False])],
+)
+def test_numbers_that_the_type_holds_are_written(
+    graphcore_driver: Driver, dtype: str, values: list[Any]
+) -> None:
+    buffer = Buffer.allocate(4, dtype, driver=graphcore_driver)
+    buffer.write(values)
+    assert buffer.read().tolist() == values
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_buffer_is_not_copied(graphcore_driver: Driver, duplicate: Any) -> None:
+    buffer = Buffer.allocate(4, driver=graphcore_driver)
+    with pytest.raises(CacheTypeError, match="cannot be copied or pickled"):
+        duplicate(buffer)
 
 
 # ---- given back ---------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from helpers.contract import Bench
 from helpers.kernels import ONE_BLOCK, add_one, axpy
 from helpers.snapshots import kernel_node, node, snapshot
 
+from graphcore import ConfigurationError
 from graphcore.driver import Driver, kernel
 from graphcore.driver.records import (
     AllocParams,
@@ -388,3 +389,9 @@ def test_shapes_of_launches_are_read_from_the_driver(bench: Bench) -> None:
         for shape in shapes
     }
     assert len(digests) == 3
+
+
+@pytest.mark.parametrize("wrong", [["x"], "x", 3])
+def test_names_that_are_no_mapping_are_refused(wrong: Any) -> None:
+    with pytest.raises(ConfigurationError, match="names: expected a mapping"):
+        fingerprint(snapshot([]), wrong)

@@ -12,6 +12,7 @@ from helpers.tensors import device_of
 
 from graphcore import CacheTypeError
 from graphcore.driver import Driver
+from graphcore.resources.buffer import Buffer
 from graphcore.resources.dtypes import DTYPES, find_dtype
 from graphcore.resources.tensors import TensorRef, contiguous_strides, describe, is_tensor
 
@@ -175,3 +176,25 @@ def test_a_type_may_be_named_in_any_librarys_way(dtype: Any) -> None:
 def test_an_unknown_type_is_refused(dtype: Any) -> None:
     with pytest.raises(CacheTypeError, match="dtype: expected one of bool"):
         find_dtype(dtype)
+
+
+NOT_MEMORY = {
+    "a NumPy scalar": (numpy.float32(3), "scalar numpy.float32"),
+    "a masked array": (numpy.ma.masked_array([1.0, 2.0], mask=[0, 1]), "MaskedArray"),
+    "NumPy's class": (numpy.ndarray, "the class ndarray"),
+    "torch's class": (torch.Tensor, "the class Tensor"),
+    "our class": (Buffer, "the class Buffer"),
+    "a byte-swapped interface": (_DeviceArray(typestr=">f4"), "native byte order"),
+}
+
+
+@pytest.mark.parametrize("case", NOT_MEMORY)
+def test_what_only_looks_like_a_tensor_is_refused(case: str) -> None:
+    wrong, message = NOT_MEMORY[case]
+    with pytest.raises(CacheTypeError, match=f"x[.:].*{message}"):
+        describe(wrong, name="x")
+
+
+def test_a_byte_swapped_type_is_refused() -> None:
+    with pytest.raises(CacheTypeError, match="dtype: expected native byte order, got >f4"):
+        find_dtype(numpy.dtype(">f4"))
