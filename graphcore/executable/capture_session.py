@@ -166,10 +166,15 @@ class Capture(NotCopied):
             blocks.enter_context(resting_collector())
             blocks.enter_context(self._surroundings())
             forget_bindings(driver)
-            driver.begin_capture(stream, self.mode)
-            self._active = active.ActiveCapture(driver, stream, self.mode, name)
+            capture = active.ActiveCapture(driver, stream, self.mode, name)
+            active.push(capture)  # before it begins: what other threads drop waits from here on
+            try:
+                driver.begin_capture(stream, self.mode)
+            except BaseException:
+                active.pop()
+                raise
+            self._active = capture
             self._thread = threading.get_ident()
-            active.push(self._active)
             blocks.push(self._end)
             blocks.enter_context(driver.recording(stream))
             self._blocks = blocks.pop_all()

@@ -326,6 +326,22 @@ def test_a_capture_that_cannot_begin_leaves_nothing(emulated: EmulatedDriver) ->
     assert scene.is_usable()
 
 
+def test_what_another_thread_drops_as_a_capture_begins_waits_for_its_end(
+    emulated: EmulatedDriver,
+) -> None:
+    executables = [graphcore.Graph(emulated, emulated.create_graph()).instantiate()]
+    begin = emulated.begin_capture
+
+    def begin_and_lose_the_race(*arguments: Any, **keywords: Any) -> None:
+        begin(*arguments, **keywords)
+        in_thread(executables.clear)
+
+    emulated.begin_capture = begin_and_lose_the_race  # type: ignore[method-assign]
+    with graphcore.capture(driver=emulated, mode="global") as capture:
+        pass
+    assert capture.graph is not None
+
+
 def test_a_recording_that_cannot_begin_ends_the_capture(
     emulated: EmulatedDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
