@@ -9,7 +9,9 @@ kept there and is read from the device when next asked for.
 from __future__ import annotations
 
 import weakref
-from typing import Protocol
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
 
 import torch
 
@@ -68,6 +70,14 @@ class CacheState:
         self._device = device
         self._position = static_zeros((), torch.int64, device)
         self._watchers: weakref.WeakSet[CacheWatcher] = weakref.WeakSet()
+        self._writer: CacheWatcher | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy of the cache takes with it: nobody watches it, no graph depends on it."""
+        return {**self.__dict__, "_watchers": None, "_writer": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _watchers=weakref.WeakSet())
 
     @property
     def position(self) -> torch.Tensor:
@@ -147,5 +157,16 @@ class CacheState:
         self._position.add_(length)
         if torch.compiler.is_compiling():
             self.seen = None
-        elif self.seen is not None and not is_capturing():
-            self.seen += length
+        elif not is_capturing():
+            if self.seen is not None:
+                self.seen += length
+            self.emptied("tokens were written to the cache by somebody else", by=self._writer)
+
+    @contextmanager
+    def written_by(self, watcher: CacheWatcher) -> Iterator[None]:
+        """Inside the block ``watcher`` itself lets the model write."""
+        self._writer = watcher
+        try:
+            yield
+        finally:
+            self._writer = None

@@ -8,8 +8,9 @@ graph owns.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from itertools import chain
 from typing import Any
 
 import torch
@@ -30,6 +31,25 @@ class CapturedStep:
     def __init__(self, graph: Graph, executable: GraphExec) -> None:
         self.graph = graph
         self.executable = executable
+
+    def what_changed(
+        self, model: Any, named: Iterable[tuple[str, torch.Tensor]]
+    ) -> str | None:
+        """The first thing the step would use now that is not what the graph uses; None: nothing.
+
+        Args:
+            model: Whose weights and buffers count.
+            named: Name and tensor of every static buffer.
+        """
+        moved = self.executable.check()
+        if moved:
+            return str(moved[0])
+        known = {id(owner.object) for owner in self.executable.owners}
+        weights = chain(model.named_parameters(), model.named_buffers())
+        now = chain(named, ((f"model.{name}", tensor) for name, tensor in weights))
+        return next(
+            (f"{name}: another tensor" for name, tensor in now if id(tensor) not in known), None
+        )
 
     def close(self) -> None:
         """Gives both back."""

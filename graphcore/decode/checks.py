@@ -16,6 +16,7 @@ from graphcore.decode.sizes import check_positive
 from graphcore.decode.static_cache import StaticKVCache
 from graphcore.driver import Driver
 from graphcore.errors import CacheTypeError, ConfigurationError
+from graphcore.resources.driver_argument import checked_driver
 
 _log = logging.getLogger("graphcore")
 
@@ -28,7 +29,8 @@ def check_model(model: Any) -> None:
             mode where it changes the step, several devices, an attention without masks, beam search
             in its generation config.
     """
-    if not isinstance(model, torch.nn.Module) or not hasattr(model, "config"):
+    parts = ("config", "device", "dtype", "get_input_embeddings")
+    if not isinstance(model, torch.nn.Module) or not all(hasattr(model, part) for part in parts):
         raise ConfigurationError(
             "model: expected a transformers causal language model, got "
             f"{type(model).__module__}.{type(model).__qualname__}"
@@ -44,7 +46,7 @@ def check_model(model: Any) -> None:
             f"{type(model).__name__}, whose forward does not"
         )
     _check_use_cache(model)
-    _check_training(model)
+    check_training(model)
     _check_one_device(model)
     _check_attention(model)
     check_beams(compat.generation_setting(model, "num_beams"), "generation_config.num_beams")
@@ -112,7 +114,8 @@ def check_capacity(model: Any, max_seq_len: int) -> None:
 
 
 def check_driver(driver: Driver, device: torch.device) -> None:
-    """Refuses a driver of another device than the model's."""
+    """Refuses what is no driver, and one of another device than the model's."""
+    checked_driver(driver)
     expected = "emulated" if device.type == "cpu" else "cuda"
     ordinal = device.index if device.type == "cuda" else driver.device
     if driver.is_emulated != (expected == "emulated") or driver.device != ordinal:
@@ -131,7 +134,8 @@ def _check_use_cache(model: Any) -> None:
             )
 
 
-def _check_training(model: Any) -> None:
+def check_training(model: Any) -> None:
+    """Refuses training mode where it changes the step: dropout, gradient checkpointing."""
     if model.training and compat.is_gradient_checkpointing(model):
         raise ConfigurationError(
             "model: gradient checkpointing in training mode drops the cache; call model.eval()"
@@ -217,7 +221,9 @@ def cache_for(
             wanted = compat.text_config(model).max_position_embeddings
         check_positive("max_seq_len", wanted)
         check_capacity(model, wanted)
-        return StaticKVCache.for_model(model, wanted, batch_size=batch_size or 1)
+        return StaticKVCache.for_model(
+            model, wanted, batch_size=1 if batch_size is None else batch_size
+        )
     check_cache(model, cache)
     check_capacity(model, cache.max_seq_len)
     for field, given in (("max_seq_len", max_seq_len), ("batch_size", batch_size)):

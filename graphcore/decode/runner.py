@@ -23,16 +23,17 @@ from graphcore.decode.sampling import Sampling
 from graphcore.decode.sizes import check_positive
 from graphcore.decode.static_cache import StaticKVCache
 from graphcore.decode.step import DecodeStep
-from graphcore.driver import Driver
+from graphcore.driver import Driver, active
 from graphcore.errors import CapacityError, ConfigurationError, LifecycleError
 from graphcore.executable import Graph, GraphExec
+from graphcore.executable.handles import NotCopied
 from graphcore.interop import choose_driver
 from graphcore.resources.fingerprint import Fingerprint
 
 _log = logging.getLogger("graphcore")
 
 
-class CUDAGraphAR:
+class CUDAGraphAR(NotCopied):
     """Autoregressive decoding of a decoder-only transformers model through one captured graph.
 
     ``capture(input_ids)`` forwards a prompt and captures the step; each ``replay()`` after it
@@ -72,7 +73,7 @@ class CUDAGraphAR:
             raise ConfigurationError(f"sampling: expected Sampling or None, got {sampling!r}")
         self.model = model
         self.cache = checks.cache_for(model, cache, max_seq_len, batch_size)
-        self.driver = driver if driver is not None else choose_driver(self.cache.position)
+        self.driver = choose_driver(self.cache.position) if driver is None else driver
         checks.check_driver(self.driver, self.cache.device)
         self.captures = 0
         self._step = DecodeStep(model, self.cache)
@@ -112,7 +113,10 @@ class CUDAGraphAR:
 
     @property
     def logits(self) -> torch.Tensor:
-        """Static ``[batch, vocabulary]``: of the last forward. The next step overwrites it."""
+        """Static ``[batch, vocabulary]``: of the last forward. The next step overwrites it.
+
+        Another tensor only after the model was cast, or got another vocabulary.
+        """
         return self._step.logits
 
     @property
@@ -147,7 +151,8 @@ class CUDAGraphAR:
         """Forwards a prompt behind what the cache holds, and captures the step the first time.
 
         Afterwards ``cache.seen_tokens`` has grown by the prompt's length. Later prompts, of any
-        length that fits, reuse the graph.
+        length that fits, reuse the graph; where the model's weights are other tensors since, or
+        lie elsewhere (cast, moved, exchanged), the step is captured again.
 
         Args:
             input_ids: int64 ``[batch, tokens]`` on the model's device.
@@ -155,7 +160,8 @@ class CUDAGraphAR:
                 length in this version.
 
         Raises:
-            ConfigurationError: An empty prompt, a wrong shape, dtype, device, batch or id, padding.
+            ConfigurationError: An empty prompt, a wrong shape, dtype, device, batch or id, padding;
+                or the model was put into a training mode that makes the step random.
             CapacityError: The prompt does not fit.
             CaptureError: The step cannot be captured; the cache is as before.
             LifecycleError: The runner is closed.
@@ -178,8 +184,12 @@ class CUDAGraphAR:
         Raises:
             CapacityError: The cache is full; nothing was launched.
             StaleGraphError: A captured buffer was replaced; names it; nothing was launched.
-            LifecycleError: No prompt yet, or closed.
+            LifecycleError: No prompt yet, closed, or tokens were written to the cache past this
+                runner, so that the logits are not those of its last token.
+            CaptureError: Inside a capture, where the token would be counted but not decoded.
         """
+        if active.current() is not None:
+            refuse_inside_capture("replay()")
         if token is not None:
             return self._replay_forced(token)
         state = self._state
@@ -338,16 +348,26 @@ class CUDAGraphAR:
         self.cache.taken_over(self)
         self._disarm("the prompt is being forwarded")
         try:
-            with torch.no_grad():
-                self._step.set_eos((), 0)
-                self._step.prefill(ids)
-            if self._eager_reason() is None and (self._captured is None or self._stale):
-                self._capture_step()
+            with self._state.written_by(self):
+                with torch.no_grad():
+                    self._step.set_eos((), 0)
+                    self._step.prefill(ids)
+                if self._eager_reason() is None and self._needs_capture():
+                    self._capture_step()
         except BaseException as error:
             _rewind(self.cache, start, error)
             self._disarm("the last prompt failed: capture another one")
             raise
         self._arm()
+
+    def _needs_capture(self) -> bool:
+        if self._captured is None:
+            return True
+        # once a prompt: a replay of old weights behind a prompt of new ones would give neither's
+        self._stale = self._stale or self._captured.what_changed(
+            self.model, self.named_tensors().items()
+        )
+        return self._stale is not None
 
     def _capture_step(self) -> None:
         if self._captured is not None:
@@ -375,7 +395,7 @@ class CUDAGraphAR:
         self._may_force = False
 
     def _run_eagerly(self) -> None:
-        with torch.no_grad():
+        with torch.no_grad(), self._state.written_by(self):
             self._step.run()
 
     def _checked_prompt(
@@ -385,6 +405,7 @@ class CUDAGraphAR:
             raise LifecycleError(f"{caller}: expected an open runner, the runner is closed")
         refuse_inside_capture(caller)
         self.cache.check_buffers()
+        checks.check_training(self.model)
         return prompt.check_prompt(self.model, self.cache, input_ids, attention_mask)
 
     def _checked_seen(self) -> int:

@@ -26,6 +26,10 @@ def check_dtype(field: str, dtype: object) -> None:
 def per_layer(field: str, value: PerLayer, num_layers: int) -> list[int]:
     """``value`` for each layer: itself, or the list it is."""
     if not isinstance(value, int):
+        if not isinstance(value, (list, tuple)):
+            raise ConfigurationError(
+                f"{field}: expected a positive int, or a list of one for each layer, got {value!r}"
+            )
         if len(value) != num_layers:
             raise ConfigurationError(
                 f"{field}: expected one value for each of {num_layers} layers, got {len(value)}"
@@ -41,6 +45,10 @@ def checked_owners(owning_layers: Sequence[int] | None, num_layers: int) -> tupl
     """The layers that store K/V, ascending; all where None."""
     if owning_layers is None:
         return tuple(range(num_layers))
+    if not isinstance(owning_layers, (list, tuple, range)) or not all(
+        isinstance(index, int) for index in owning_layers
+    ):
+        raise ConfigurationError(f"owning_layers: expected layer indices, got {owning_layers!r}")
     owners = tuple(sorted(set(owning_layers)))
     if not owners or len(owners) != len(owning_layers) or not 0 <= owners[0] <= owners[-1]:
         raise ConfigurationError(f"owning_layers: expected layer indices, got {owning_layers!r}")
@@ -49,3 +57,18 @@ def checked_owners(owning_layers: Sequence[int] | None, num_layers: int) -> tupl
             f"owning_layers: expected indices below {num_layers}, got {owners[-1]}"
         )
     return owners
+
+
+def checked_device(device: object) -> torch.device:
+    """``device``, if torch can make tensors with memory there."""
+    try:
+        found = torch.empty(0, device=device).device  # type: ignore[call-overload]
+    except (RuntimeError, AssertionError, TypeError) as error:  # all three, by what is wrong
+        reason = str(error).strip().partition("\n")[0]
+        raise ConfigurationError(
+            f"device: expected a device torch can use, got {device!r}: {reason}"
+        ) from error
+    if found.type == "meta":
+        raise ConfigurationError("device: expected a device with memory, got 'meta'")
+    made: torch.device = found
+    return made

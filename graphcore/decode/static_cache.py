@@ -21,6 +21,7 @@ from graphcore.decode.sizes import (
     PerLayer,
     check_dtype,
     check_positive,
+    checked_device,
     checked_owners,
     per_layer,
 )
@@ -49,7 +50,7 @@ class StaticKVCache(compat.Cache):  # type: ignore[misc]  # transformers is unty
 
     Raises:
         ConfigurationError: A size that is not a positive int, a list of the wrong length, a dtype
-            that is not floating; names field, expected and actual.
+            that is not floating, a device that is not there; names field, expected and actual.
         CaptureError: A graph is being captured or a region compiled.
     """
 
@@ -89,7 +90,7 @@ class StaticKVCache(compat.Cache):  # type: ignore[misc]  # transformers is unty
         self.max_seq_len = max_seq_len
         self.owning_layers = owners
         self.dtype = dtype
-        self.device = torch.empty(0, device=device).device
+        self.device = checked_device(device)
         self._batch = batch_size
         self._state = CacheState(max_seq_len, self.device, owners[-1])
         self._scratch = Scratch(shapes)

@@ -44,7 +44,6 @@ class DecodeStep:
         self._model = model
         self._cache = cache
         self._logits: torch.Tensor | None = None
-        self._last_id = vocabulary_size(model) - 1
         self._slots = static_zeros((slots,), torch.int64, device)
         self._slots.copy_(torch.arange(slots))
         self._forced = static_zeros((rows,), torch.int64, device).fill_(_no_token)
@@ -56,7 +55,7 @@ class DecodeStep:
 
     @property
     def logits(self) -> torch.Tensor:
-        """``[B, V]`` of the last forward; one address for the life of the step."""
+        """``[B, V]`` of the last forward; one address as long as the model is not changed."""
         if self._logits is None:
             raise LifecycleError("logits: expected a prompt first: call capture(input_ids)")
         return self._logits
@@ -70,7 +69,7 @@ class DecodeStep:
         """Forwards a prompt ``[B, tokens]`` eagerly behind what the cache holds."""
         start = self._cache.seen_tokens
         logits = self._forward(input_ids)
-        if self._logits is None:
+        if self._logits is None or not _fits(self._logits, logits):
             self._logits = static_zeros(tuple(logits.shape), logits.dtype, logits.device)
         self._logits.copy_(logits)
         self.history[:, start : start + input_ids.shape[1]] = input_ids
@@ -100,7 +99,7 @@ class DecodeStep:
             self._forced.fill_(token)
         else:
             # an id on a device was not checked: outside the vocabulary it would end the context
-            self._forced.copy_(token.clamp(0, self._last_id))
+            self._forced.copy_(token.clamp(0, vocabulary_size(self._model) - 1))
 
     def forget_forced(self) -> None:
         """Takes back :meth:`force`."""
@@ -150,3 +149,7 @@ class DecodeStep:
             mask=compat.attention_mask(self._model, visible.expand(rows, 1, tokens, -1)),
             cache=self._cache,
         )
+
+
+def _fits(buffer: torch.Tensor, logits: torch.Tensor) -> bool:
+    return (buffer.shape, buffer.dtype) == (logits.shape, logits.dtype)

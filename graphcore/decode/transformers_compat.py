@@ -22,6 +22,8 @@ except ImportError as error:
         f"pip install 'graphcore-cuda[transformers]' ({error})"
     ) from error
 
+from graphcore.errors import ConfigurationError
+
 __all__ = [
     "Cache",
     "CacheLayerMixin",
@@ -80,6 +82,9 @@ def forward_logits(
     """One forward; logits ``[batch, vocabulary]`` of the last token.
 
     ``input_ids`` and ``position_ids`` are ``[batch, tokens]``, ``mask`` is 4-D and used as it is.
+
+    Raises:
+        ConfigurationError: The model has no language head.
     """
     arguments: dict[str, Any] = {
         "input_ids": input_ids,
@@ -90,7 +95,12 @@ def forward_logits(
     }
     if "logits_to_keep" in inspect.signature(model.forward).parameters:
         arguments["logits_to_keep"] = 1
-    logits: torch.Tensor = model(**arguments).logits
+    logits: torch.Tensor | None = getattr(model(**arguments), "logits", None)
+    if logits is None:
+        raise ConfigurationError(
+            "model: expected one whose forward gives logits (a ...ForCausalLM), got "
+            f"{type(model).__name__}, which gives none"
+        )
     return logits[:, -1]
 
 

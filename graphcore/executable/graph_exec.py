@@ -253,7 +253,8 @@ class GraphExec(NotCopied):
         if not same_driver(graph.driver, self.driver):
             raise ConfigurationError(
                 f"graph: expected one of driver {self.driver.name}:{self.driver.device}, got one "
-                f"of {graph.driver.name}:{graph.driver.device}, or of another context"
+                f"of {graph.driver.name}:{graph.driver.device}; where both read alike, two "
+                "open_driver() calls made two drivers: pass the same driver= everywhere"
             )
         version = Version.of(graph, read_again=graph.resource is self._version.resource)
         refusal = try_in_place(self.driver, self._resource.handle, self._version, version)

@@ -72,7 +72,14 @@ def assert_replay_equals_eager(
 def _as_tensors(result: Any) -> list[torch.Tensor]:
     import torch
 
-    return [result] if isinstance(result, torch.Tensor) else list(result)
+    if isinstance(result, torch.Tensor):
+        return [result]
+    if isinstance(result, (list, tuple)) and all(isinstance(t, torch.Tensor) for t in result):
+        return list(result)
+    raise AssertionError(
+        "expected a step that returns a tensor or a sequence of tensors, got "
+        f"{type(result).__name__}"
+    )
 
 
 def _check_outputs(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> None:

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.decode_models import POSITIONS, VOCABULARY, make_model, make_prompt
+from helpers.decode_models import POSITIONS, VOCABULARY, device_of, make_model, make_prompt
 from transformers import MistralConfig, MistralForCausalLM, T5Config, T5ForConditionalGeneration
 
 from graphcore.decode import CUDAGraphAR, Sampling, StaticKVCache, generate
 from graphcore.decode import transformers_compat as compat
-from graphcore.driver import open_driver
+from graphcore.driver import Driver, open_driver
 from graphcore.errors import CacheTypeError, CapacityError, ConfigurationError
 
 
@@ -414,3 +414,11 @@ def test_an_end_or_pad_id_outside_the_vocabulary_is_refused(
 def test_more_end_ids_than_the_step_has_room_for_are_refused(runner: CUDAGraphAR) -> None:
     with pytest.raises(ConfigurationError, match="at most 16 ids, got 17"):
         runner.generate(make_prompt(3, batch=2), 2, eos_token_id=range(17))
+
+
+def test_a_model_without_a_language_head_is_refused_by_name(graphcore_driver: Driver) -> None:
+    model = make_model(device=device_of(graphcore_driver))
+    with CUDAGraphAR(model.model, max_seq_len=16, driver=graphcore_driver) as runner:
+        with pytest.raises(ConfigurationError, match=r"a \.\.\.ForCausalLM.*, got LlamaModel"):
+            runner.capture(make_prompt(3, device=device_of(graphcore_driver)))
+        assert runner.cache.seen_tokens == 0

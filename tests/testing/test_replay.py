@@ -101,9 +101,10 @@ def test_a_tolerance_allows_rounding_and_no_more(graphcore_driver: Driver) -> No
     ("step", "said"),
     [
         (lambda x: (), "expected a step with outputs"),
+        (lambda x: None, "expected a step that returns a tensor or .*, got NoneType"),
         (lambda x: x.view(-1), "shares an input's memory"),
     ],
-    ids=["no outputs", "aliases"],
+    ids=["no outputs", "nothing", "aliases"],
 )
 def test_steps_that_cannot_be_checked_are_refused(
     graphcore_driver: Driver, step: Callable[..., Any], said: str
