@@ -128,7 +128,7 @@ class Driver(ABC):
         Waiting for an event recorded in a capture joins ``stream`` to that capture (MERGE where it
         belongs to another one); inside a capture an event recorded outside answers ISOLATION,
         unless ``external``, which makes an event-wait node. An event of a capture that is over
-        answers INVALID_VALUE.
+        answers INVALID_VALUE, and breaks the capture of ``stream`` if it has one.
         """
 
     @abstractmethod
@@ -205,7 +205,7 @@ class Driver(ABC):
     def function(self, kernel: Kernel) -> FunctionHandle:
         """Loads ``kernel`` once and returns its function.
 
-        Do it before a capture: loading inside one may invalidate it.
+        Allowed inside a capture, in every mode.
         """
 
     @abstractmethod

@@ -29,7 +29,7 @@ def read_source(name: str) -> str:
 def load(driver: Driver, kernel: Kernel) -> FunctionHandle:
     """The function of ``kernel`` on ``driver``, also for the first time inside a capture.
 
-    Loading allocates, which a capture forbids its thread unless the thread's mode is relaxed.
+    Loading may allocate, which a capture forbids its thread unless the thread's mode is relaxed.
     """
     functions = _loaded.setdefault(driver, {})
     function = functions.get(kernel)
