@@ -160,7 +160,8 @@ class CacheState:
         elif not is_capturing():
             if self.seen is not None:
                 self.seen += length
-            self.emptied("tokens were written to the cache by somebody else", by=self._writer)
+            if self._writer is None:
+                self.emptied("tokens were written to the cache by somebody else")
 
     @contextmanager
     def written_by(self, watcher: CacheWatcher) -> Iterator[None]:

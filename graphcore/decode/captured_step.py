@@ -32,9 +32,7 @@ class CapturedStep:
         self.graph = graph
         self.executable = executable
 
-    def what_changed(
-        self, model: Any, named: Iterable[tuple[str, torch.Tensor]]
-    ) -> str | None:
+    def what_changed(self, model: Any, named: Iterable[tuple[str, torch.Tensor]]) -> str | None:
         """The first thing the step would use now that is not what the graph uses; None: nothing.
 
         Args:

@@ -57,10 +57,18 @@ def cut_after_end(ids: torch.Tensor, prompt: int, eos: tuple[int, ...]) -> torch
 def _id_list(ids: Any) -> tuple[int, ...]:
     if ids is None:
         return ()
-    return (ids,) if isinstance(ids, int) else tuple(int(token) for token in ids)
+    if isinstance(ids, torch.Tensor):
+        ids = ids.tolist()
+    return (ids,) if isinstance(ids, int) else tuple(ids)
 
 
 def _check_id_list(field: str, ids: Any, highest: int) -> None:
-    for token in _id_list(ids):
+    try:
+        tokens = _id_list(ids)
+    except TypeError:
+        tokens = (ids,)
+    for token in tokens:
+        if not isinstance(token, int) or isinstance(token, bool):
+            raise ConfigurationError(f"{field}: expected an int id or a list of ids, got {ids!r}")
         if not 0 <= token <= highest:
             raise ConfigurationError(f"{field}: expected ids from 0 to {highest}, got {token}")

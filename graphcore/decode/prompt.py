@@ -16,6 +16,8 @@ def check_ids(input_ids: Any) -> torch.Tensor:
     if not isinstance(input_ids, torch.Tensor) or input_ids.dtype not in (torch.int64, torch.int32):
         what = getattr(input_ids, "dtype", type(input_ids).__name__)
         raise ConfigurationError(f"input_ids: expected a torch.int64 tensor, got {what}")
+    if input_ids.layout is not torch.strided:
+        raise ConfigurationError(f"input_ids: expected a dense tensor, got {input_ids.layout}")
     if input_ids.dim() != 2:
         raise ConfigurationError(
             f"input_ids: expected two dimensions [batch, tokens], got shape {list(input_ids.shape)}"

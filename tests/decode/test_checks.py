@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ from transformers import MistralConfig, MistralForCausalLM, T5Config, T5ForCondi
 from graphcore.decode import CUDAGraphAR, Sampling, StaticKVCache, generate
 from graphcore.decode import transformers_compat as compat
 from graphcore.driver import Driver, open_driver
+from graphcore.driver.emulated import EmulatedDriver
 from graphcore.errors import CacheTypeError, CapacityError, ConfigurationError
 
 
@@ -237,6 +237,12 @@ def test_a_cache_and_sizes_that_contradict_it_are_refused(model: Any) -> None:
         CUDAGraphAR(model, _sized(model), batch_size=2)
 
 
+@pytest.mark.parametrize("size", [0, -1, 2.5], ids=str)
+def test_a_number_of_rows_that_cannot_work_is_refused(model: Any, size: Any) -> None:
+    with pytest.raises(ConfigurationError, match="batch_size: expected a positive int"):
+        CUDAGraphAR(model, max_seq_len=16, batch_size=size)
+
+
 @pytest.mark.parametrize("size", [0, -1, 2.5, POSITIONS + 1], ids=str)
 def test_a_capacity_that_cannot_work_is_refused(model: Any, size: Any) -> None:
     with pytest.raises(ConfigurationError, match="max_seq_len"):
@@ -251,9 +257,11 @@ def test_without_a_size_the_cache_holds_what_the_model_has_positions_for(model: 
 
 
 def test_a_driver_of_another_kind_or_device_is_refused(model: Any) -> None:
-    other = SimpleNamespace(name="cuda", is_emulated=False, device=0)
+    class Elsewhere(EmulatedDriver):
+        name, is_emulated = "cuda", False
+
     with pytest.raises(ConfigurationError, match=r"driver: expected the emulated driver.*cuda:0"):
-        CUDAGraphAR(model, max_seq_len=16, driver=other)  # type: ignore[arg-type]
+        CUDAGraphAR(model, max_seq_len=16, driver=Elsewhere())
     driver = open_driver("emulated")
     assert CUDAGraphAR(model, max_seq_len=16, driver=driver).driver is driver
 
@@ -409,6 +417,32 @@ def test_an_end_or_pad_id_outside_the_vocabulary_is_refused(
 ) -> None:
     with pytest.raises(ConfigurationError, match=f"{field}: expected ids from 0 to"):
         runner.generate(make_prompt(3, batch=2), 2, **{field: VOCABULARY})
+
+
+@pytest.mark.parametrize("field", ["eos_token_id", "pad_token_id"])
+@pytest.mark.parametrize("ids", ["a", 1.5, [1.5], [None], True], ids=str)
+def test_what_is_no_id_ends_and_pads_nothing(runner: CUDAGraphAR, field: str, ids: Any) -> None:
+    before = runner.cache.seen_tokens
+    with pytest.raises(ConfigurationError, match=f"{field}: expected an int id or a list"):
+        runner.generate(make_prompt(3, batch=2), 2, **{field: ids})
+    assert runner.cache.seen_tokens == before
+
+
+def test_end_ids_may_be_a_tensor(runner: CUDAGraphAR) -> None:
+    prompt = make_prompt(3, batch=2)
+    expected = runner.generate(prompt, 4, eos_token_id=[5, 7])
+    assert torch.equal(runner.generate(prompt, 4, eos_token_id=torch.tensor([5, 7])), expected)
+    assert runner.generate(prompt, 4, eos_token_id=torch.tensor(5)).shape[0] == 2
+
+
+def test_a_sparse_prompt_is_refused(runner: CUDAGraphAR) -> None:
+    with pytest.raises(ConfigurationError, match="input_ids: expected a dense tensor"):
+        runner.generate(make_prompt(3, batch=2).to_sparse(), 2)
+
+
+def test_a_name_in_place_of_a_driver_is_refused_with_what_opens_it(model: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"pass graphcore\.open_driver\('emulated'\)"):
+        CUDAGraphAR(model, max_seq_len=16, driver="emulated")  # type: ignore[arg-type]
 
 
 def test_more_end_ids_than_the_step_has_room_for_are_refused(runner: CUDAGraphAR) -> None:

@@ -118,6 +118,11 @@ def test_addresses_never_change_over_steps_resets_and_rewinds(device: str) -> No
         ("owning_layers", [0, 2]),
         ("owning_layers", [0, 0]),
         ("owning_layers", [-1, 0]),
+        ("owning_layers", [0.5]),
+        ("owning_layers", 1),
+        ("head_dim", 2.5),
+        ("num_kv_heads", None),
+        ("device", "nowhere"),
     ],
     ids=str,
 )
