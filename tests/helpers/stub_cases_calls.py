@@ -95,8 +95,10 @@ def streams_and_events_reach_the_driver():
     cuda = driver()
     blocking = cuda.create_stream(blocking=True)
     free = cuda.create_stream(blocking=False, priority=-1)
+    asked = stub().stub_calls(b"cuStreamGetFlags")
     assert cuda.stream_is_blocking(blocking)
     assert not cuda.stream_is_blocking(free)
+    assert stub().stub_calls(b"cuStreamGetFlags") == asked
     assert cuda.stream_device(free) == 0
     start, end = cuda.create_event(timing=True), cuda.create_event(timing=False)
     cuda.record_event(start, free)
@@ -128,6 +130,21 @@ def the_device_of_a_capturing_stream_is_told_without_asking_for_it():
     assert [one.stream_device(stream) for one in (cuda, other)] == [0, 0]
     assert cuda.stream_device(1) == 0
     assert stub().stub_calls(b"cuStreamGetDevice") == before + 1
+    cuda.end_capture(stream)
+    cuda.destroy_stream(stream)
+
+
+def whether_a_capturing_stream_is_blocking_is_told_by_its_own_driver_only():
+    cuda, other = driver(), driver()
+    stream = cuda.create_stream(blocking=True)
+    before = stub().stub_calls(b"cuStreamGetFlags")
+    assert other.stream_is_blocking(stream)
+    assert stub().stub_calls(b"cuStreamGetFlags") == before + 1
+    cuda.begin_capture(stream, "relaxed")
+    assert cuda.stream_is_blocking(stream)
+    raises("CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", other.stream_is_blocking, stream)
+    assert [cuda.stream_is_blocking(named) for named in (0, 1, 2)] == [True] * 3
+    assert stub().stub_calls(b"cuStreamGetFlags") == before + 1
     cuda.end_capture(stream)
     cuda.destroy_stream(stream)
 

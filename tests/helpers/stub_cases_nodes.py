@@ -149,6 +149,8 @@ def edges_keep_their_data():
     # whatever the order of the whole list, a node's dependencies come as they were added
     for target in (c, d):
         assert [edge.source for edge in edges if edge.target == target] == [a, b]
+    raises("CUDA_ERROR_INVALID_VALUE", cuda.remove_edges, graph, [Edge(a, c)])
+    assert cuda.edges(graph) == edges
     cuda.remove_edges(graph, [Edge(a, c, (1, 0, 1)), Edge(a, d)])
     assert set(cuda.edges(graph)) == {Edge(b, d), Edge(b, c)}
     cuda.destroy_node(a)

@@ -10,9 +10,12 @@ What follows from that:
 
 * ``capture_status`` names the graph that takes the nodes, which is not the body; node handles read
   during the capture end with it;
+* in a body CUDA makes every edge a full dependency: what programmatic launches made is lost;
 * a body takes kernels, copies, fills, empty nodes and child graphs this way. A conditional node
   cannot be copied: it is added to the body by hand, and its own bodies are captured into. Nodes of
   other kinds no body may hold;
+* a captured child graph moves as a new graph with copies of its nodes: CUDA refuses to embed one
+  that is embedded already;
 * a copy gets the context of the body's driver, not the one it was captured in: bodies refuse nodes
   of several contexts;
 * host callbacks need no thought: host nodes are of no kind that moves.
@@ -51,19 +54,33 @@ class BodyCalls(GraphCalls):
                     "cuStreamEndCapture",
                     description="the graph with the conditional body was destroyed meanwhile",
                 )
-            for node in self.nodes(captured):
-                became[node] = NodeHandle(int(self._copy_node(node, body)))
-            edges = [
-                Edge(became[edge.source], became[edge.target], edge.data)
-                for edge in self.edges(captured)
-            ]
-            ask(cuda.cuGraphAddDependencies, body, *edge_arrays(edges))
+            self._copy_graph(captured, body, became)
         except BaseException:
             for copied in became.values():
                 cuda.cuGraphDestroyNode(copied)
             raise
         finally:
             self.destroy_graph(captured)
+
+    def _copy_graph(
+        self, source: GraphHandle, target: GraphHandle, became: dict[NodeHandle, NodeHandle]
+    ) -> None:
+        """Adds copies of all nodes and edges; ``became`` has those that were added, also after."""
+        for node in self.nodes(source):
+            became[node] = NodeHandle(int(self._copy_node(node, target)))
+        edges = [
+            Edge(became[edge.source], became[edge.target], edge.data) for edge in self.edges(source)
+        ]
+        ask(cuda.cuGraphAddDependencies, target, *edge_arrays(edges))
+
+    def _copy_child(self, node: NodeHandle, place: tuple[GraphHandle, list[Any], int]) -> Any:
+        child = GraphHandle(int(ask(cuda.cuGraphChildGraphNodeGetGraph, node)))
+        copy = self.create_graph()
+        try:
+            self._copy_graph(child, copy, {})
+            return ask(cuda.cuGraphAddChildGraphNode, *place, copy)
+        finally:
+            self.destroy_graph(copy)
 
     def _copy_node(self, node: NodeHandle, graph: GraphHandle) -> Any:
         """A node of ``graph`` that does what ``node`` does, without dependencies."""
@@ -81,8 +98,7 @@ class BodyCalls(GraphCalls):
             case NodeKind.EMPTY:
                 return ask(cuda.cuGraphAddEmptyNode, *place)
             case NodeKind.CHILD:
-                child = ask(cuda.cuGraphChildGraphNodeGetGraph, node)
-                return ask(cuda.cuGraphAddChildGraphNode, *place, child)
+                return self._copy_child(node, place)
         raise cuda_error(
             "CUDA_ERROR_NOT_SUPPORTED",
             "cuStreamEndCapture",

@@ -47,7 +47,7 @@ class CudaDriver(StreamCalls, MemoryCalls, CaptureCalls, ExecutableCalls):
         self._layouts = {}
         self._conditionals = {}
         self._gone = set()
-        self._own_streams = set()
+        self._own_streams = {}
         self._captures = {}
         # a thread without a context gets this one now, so that a first launch finds it
         previous = self._context.enter()

@@ -92,7 +92,8 @@ class FunctionCalls(CudaCalls):
     @in_context
     def launch_host(self, callback: Callable[[], None], stream: StreamHandle) -> None:
         # a captured cuLaunchHostFunc would be ours to keep alive all the same, and its node could
-        # not be tied to the graph before it exists: so the node is added by hand
+        # not be tied to the graph before it exists: so the node is added by hand. (On the legacy
+        # stream beside a blocking capture the question alone is refused, and breaks nothing.)
         status = self.capture_status(stream)
         if status.state is CaptureState.ACTIVE and status.graph is not None:
             node = self.add_node(status.graph, status.frontier, HostParams(callback))

@@ -110,10 +110,9 @@ class GraphCalls(CudaCalls):
     @in_context
     def remove_edges(self, graph: GraphHandle, edges: Iterable[Edge]) -> None:
         listed = list(edges)
-        # one after the other too, and put back they would be in another order: so look first
-        if len(listed) > 1 and (
-            len(set(listed)) < len(listed) or not set(listed) <= set(self.edges(graph))
-        ):
+        # one after the other too, and put back they would be in another order; and an edge with
+        # data goes where a plain one was named: so look first
+        if listed and (len(set(listed)) < len(listed) or not set(listed) <= set(self.edges(graph))):
             raise cuda_error(
                 "CUDA_ERROR_INVALID_VALUE",
                 "cuGraphRemoveDependencies",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from graphcore.driver.codes import cuda_error
 from graphcore.driver.cuda.check import ask, error_of
 from graphcore.driver.cuda.context import LAST_NAMED_STREAM, CudaCalls, in_context
 from graphcore.driver.cuda.versions import cuda
@@ -19,19 +20,20 @@ _NOT_READY = int(cuda.CUresult.CUDA_ERROR_NOT_READY)
 class StreamCalls(CudaCalls):
     """The part of the driver that makes, orders and waits for streams and events."""
 
-    _own_streams: set[StreamHandle]
+    # streams made here, and whether they are blocking: capturing ones are not to be asked
+    _own_streams: dict[StreamHandle, bool]
 
     @in_context
     def create_stream(self, *, blocking: bool, priority: int = 0) -> StreamHandle:
         flags = 0 if blocking else _NON_BLOCKING
         stream = StreamHandle(int(ask(cuda.cuStreamCreateWithPriority, flags, priority)))
-        self._own_streams.add(stream)
+        self._own_streams[stream] = blocking
         return stream
 
     @in_context
     def destroy_stream(self, stream: StreamHandle) -> None:
         ask(cuda.cuStreamDestroy, stream)
-        self._own_streams.discard(stream)
+        self._own_streams.pop(stream, None)
 
     @in_context
     def synchronize_stream(self, stream: StreamHandle) -> None:
@@ -43,6 +45,14 @@ class StreamCalls(CudaCalls):
 
     @in_context
     def stream_is_blocking(self, stream: StreamHandle) -> bool:
+        if stream <= LAST_NAMED_STREAM:
+            return True
+        known = self._own_streams.get(stream)
+        if known is not None:
+            return known
+        if _captures(stream):
+            # the driver refuses too, and breaks the capture besides
+            raise cuda_error("CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", "cuStreamGetFlags")
         return not int(ask(cuda.cuStreamGetFlags, stream)) & _NON_BLOCKING
 
     @in_context
