@@ -113,7 +113,10 @@ class Driver(ABC):
 
     @abstractmethod
     def stream_is_blocking(self, stream: StreamHandle) -> bool:
-        """Whether the stream orders with the legacy stream (fixed when it was made)."""
+        """Whether the stream orders with the legacy stream (fixed when it was made).
+
+        Always told of a stream that this driver made; UNSUPPORTED for another's that captures.
+        """
 
     @abstractmethod
     def stream_device(self, stream: StreamHandle) -> int:

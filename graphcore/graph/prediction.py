@@ -155,7 +155,8 @@ def _refusal(
         rule = "an update keeps a conditional node's own parameters"
         return _first_changed(before, after, ("form", "size"), rule, UpdateResult.NOT_SUPPORTED)
     if isinstance(before, AllocParams) and isinstance(after, AllocParams):
-        return _first_changed(before, after, ("size",), "an update keeps the size of allocations")
+        rule = "an update keeps the allocations of a graph that owns memory"
+        return _first_changed(before, after, ("size", "address"), rule, UpdateResult.ERROR)
     return None
 
 

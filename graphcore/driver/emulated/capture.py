@@ -243,7 +243,8 @@ class Captures:
             params = EventParams(event.handle, NodeKind.EVENT_WAIT)
             self.add(capture, stream, Payload(params, event=event))
         elif event.capture is None:
-            if capture is not None:
+            # an event that was never recorded is nothing to wait for, in a capture too
+            if capture is not None and event.recorded_at is not None:
                 capture.is_invalid = True
                 raise Refused("CUDA_ERROR_STREAM_CAPTURE_ISOLATION")
         else:
@@ -257,6 +258,7 @@ class Captures:
         frontier: tuple[Node, ...],
     ) -> None:
         if other.is_over:
+            self.invalidate(stream)
             raise _of_the_past()
         if other.is_invalid:
             raise Refused("CUDA_ERROR_STREAM_CAPTURE_INVALIDATED")
@@ -280,6 +282,14 @@ class Captures:
             raise _of_the_past()
         self._invalidate([event.capture])
         raise Refused("CUDA_ERROR_CAPTURED_EVENT")
+
+    @staticmethod
+    def refuse_time_of(event: EventState) -> None:
+        """CAPTURED_EVENT for the time of an event of a capture; no capture minds the question."""
+        if event.capture is not None:
+            raise (
+                _of_the_past() if event.capture.is_over else Refused("CUDA_ERROR_CAPTURED_EVENT")
+            )
 
     # ---- reading and steering ---------------------------------------------------------------
 
@@ -330,7 +340,7 @@ def _refused_end(capture: Capture) -> Refused | None:
         return Refused("CUDA_ERROR_STREAM_CAPTURE_UNJOINED", "; ".join(unjoined))
     if capture.body is None:
         return None
-    for node in capture.graph.nodes:
+    for node in capture.graph.all_nodes():
         if node.kind not in MOVED_KINDS:
             return Refused(
                 "CUDA_ERROR_NOT_SUPPORTED",

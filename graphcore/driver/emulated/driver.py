@@ -22,7 +22,7 @@ from graphcore.driver.emulated.graph_calls import GraphCalls
 from graphcore.driver.emulated.machine import Machine
 from graphcore.driver.emulated.memory import check_copy, check_fill, run_copy, run_fill
 from graphcore.driver.emulated.operation import Operation
-from graphcore.driver.emulated.streams import StreamState, elapsed_ms
+from graphcore.driver.emulated.streams import StreamState, elapsed_ms, is_named
 from graphcore.driver.kernel import Kernel
 from graphcore.driver.records import (
     Allocation,
@@ -82,6 +82,7 @@ class EmulatedDriver(GraphCalls):
         self._join(device)
 
     def _join(self, device: int) -> None:
+        self._own_streams: set[StreamHandle] = set()
         if not 0 <= device < self._machine.devices:
             raise ConfigurationError(
                 f"device: expected 0 to {self._machine.devices - 1}, got {device}"
@@ -133,11 +134,14 @@ class EmulatedDriver(GraphCalls):
     @entry("cuStreamCreateWithPriority")
     def create_stream(self, *, blocking: bool, priority: int = 0) -> StreamHandle:
         streams = self._machine.streams
-        return streams.create(self.device, is_blocking=blocking, priority=priority).handle
+        stream = streams.create(self.device, is_blocking=blocking, priority=priority).handle
+        self._own_streams.add(stream)
+        return stream
 
     @entry("cuStreamDestroy", when_closed=True)
     def destroy_stream(self, stream: StreamHandle) -> None:
         self._machine.captures.leave(self._machine.streams.remove(stream))
+        self._own_streams.discard(stream)
 
     @entry("cuStreamSynchronize")
     def synchronize_stream(self, stream: StreamHandle) -> None:
@@ -150,7 +154,12 @@ class EmulatedDriver(GraphCalls):
 
     @entry("cuStreamGetFlags")
     def stream_is_blocking(self, stream: StreamHandle) -> bool:
-        return self._stream(stream).is_blocking
+        found = self._stream(stream)
+        if not (is_named(stream) or stream in self._own_streams) and found.capture is not None:
+            raise Refused(
+                "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", "another's stream, and it is capturing"
+            )
+        return found.is_blocking
 
     @entry("cuStreamGetDevice")
     def stream_device(self, stream: StreamHandle) -> int:
@@ -191,7 +200,7 @@ class EmulatedDriver(GraphCalls):
     def elapsed_ms(self, start: EventHandle, end: EventHandle) -> float:
         found = [self._machine.streams.events.find(event) for event in (start, end)]
         for event in found:
-            self._machine.captures.refuse_captured(event)
+            self._machine.captures.refuse_time_of(event)
         return elapsed_ms(*found)
 
     # ---- memory -------------------------------------------------------------------------------
@@ -219,13 +228,13 @@ class EmulatedDriver(GraphCalls):
     @entry("cuMemcpyAsync")
     def copy(self, params: MemcpyParams, stream: StreamHandle) -> None:
         check_copy(params)
-        if params.width:
+        if params.width and params.height:
             self._do(stream, Payload(params), lambda: run_copy(params))
 
     @entry("cuMemsetAsync")
     def fill(self, params: MemsetParams, stream: StreamHandle) -> None:
         check_fill(params)
-        if params.width:
+        if params.width and params.height:
             self._do(stream, Payload(params), lambda: run_fill(params))
 
     @entry("cuMemcpyDtoH")
@@ -248,11 +257,9 @@ class EmulatedDriver(GraphCalls):
 
     @entry("cuModuleLoadData")
     def function(self, kernel: Kernel) -> FunctionHandle:
+        # no capture minds, in any mode
         functions = self._machine.functions
-        function = functions.loaded(kernel, self.device)
-        if function is None:
-            self._machine.captures.refuse_unsafe("loading a module")
-            function = functions.load(kernel, self.device)
+        function = functions.loaded(kernel, self.device) or functions.load(kernel, self.device)
         return function.handle
 
     @entry("cuFuncGetParamInfo")
@@ -312,6 +319,8 @@ class EmulatedDriver(GraphCalls):
 
     @entry("cuLaunchHostFunc")
     def launch_host(self, callback: Callable[[], None], stream: StreamHandle) -> None:
+        # unlike other work on the legacy stream, this one breaks no capture when it is refused
+        self._machine.captures.refuse_implicit(self._stream(stream), invalidates=False)
         self._do(stream, Payload(HostParams(callback)), callback)
 
     def _do(self, stream: StreamHandle, payload: Payload, run: Callable[[], None]) -> None:

@@ -204,7 +204,10 @@ class GraphCalls(Driver):
         found = self._executable(executable)
         new = self._graph(graph)
         if new.has_memory_nodes and any(one is not found for one in new.live_executables()):
-            return RawUpdate(UpdateResult.NOT_SUPPORTED)
+            raise Refused(
+                "CUDA_ERROR_NOT_SUPPORTED",
+                "the graph has allocation or free nodes and another executable",
+            )
         pairs = rules.pair_graphs(found.graph, new)
         if isinstance(pairs, rules.UpdateRefusal):
             return RawUpdate(pairs.result, _handle(pairs.node), _handle(pairs.from_node))

@@ -205,9 +205,9 @@ class Memory:
 
 def check_copy(params: MemcpyParams) -> None:
     """INVALID_VALUE where a copy makes no sense."""
-    if params.width < 0 or params.height < 1 or params.depth < 1:
+    if params.width < 0 or params.height < 0 or params.depth < 1:
         raise invalid(
-            "copy: expected width >= 0, height >= 1, depth >= 1, got "
+            "copy: expected width >= 0, height >= 0, depth >= 1, got "
             f"{params.width} x {params.height} x {params.depth}"
         )
     for side, operand in (("dst", params.dst), ("src", params.src)):
@@ -240,9 +240,9 @@ def check_fill(params: MemsetParams) -> None:
     """INVALID_VALUE where a fill makes no sense."""
     if params.element_size not in (1, 2, 4):
         raise invalid(f"fill: element_size: expected 1, 2 or 4, got {params.element_size}")
-    if params.width < 0 or params.height < 1:
+    if params.width < 0 or params.height < 0:
         raise invalid(
-            f"fill: expected width >= 0 and height >= 1, got {params.width} x {params.height}"
+            f"fill: expected width >= 0 and height >= 0, got {params.width} x {params.height}"
         )
     if not 0 <= params.value < 1 << (8 * params.element_size):
         raise invalid(

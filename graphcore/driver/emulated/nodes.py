@@ -50,15 +50,19 @@ def _kernel(machine: Machine, _: Graph, params: KernelParams) -> Payload:
 
 def _memcpy(_machine: Machine, _graph: Graph, params: MemcpyParams) -> Payload:
     check_copy(params)
-    if not params.width:
-        raise invalid("copy: width: expected at least 1 byte, got 0")
+    if not (params.width and params.height):
+        raise invalid(
+            f"copy: expected at least 1 byte of 1 row, got {params.width} x {params.height}"
+        )
     return Payload(params)
 
 
 def _memset(_machine: Machine, _graph: Graph, params: MemsetParams) -> Payload:
     check_fill(params)
-    if not params.width:
-        raise invalid("fill: width: expected at least 1 element, got 0")
+    if not (params.width and params.height):
+        raise invalid(
+            f"fill: expected at least 1 element of 1 row, got {params.width} x {params.height}"
+        )
     return Payload(params)
 
 

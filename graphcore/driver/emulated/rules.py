@@ -175,8 +175,9 @@ def _changed(old: Payload, new: Payload) -> UpdateResult | None:
     elif isinstance(before, ConditionalParams) and isinstance(after, ConditionalParams):
         if (before.form, before.size) != (after.form, after.size):
             return UpdateResult.NOT_SUPPORTED
-    elif isinstance(before, AllocParams) and isinstance(after, AllocParams):
-        refused = before.size != after.size
+    elif isinstance(before, AllocParams) and before != after:
+        # an allocation stays what it is and where it is, so its graph takes no other's
+        return UpdateResult.ERROR
     return UpdateResult.PARAMETERS_CHANGED if refused else None
 
 
@@ -229,15 +230,17 @@ def pair_node(old: Node, new: Payload) -> Pairs:
         if _crosses_devices(old.payload, new):
             raise invalid("the new function is of another device")
     elif isinstance(before, MemcpyParams) and isinstance(after, MemcpyParams):
-        if not _may_change_copy(before, after):
-            raise invalid("a copy must be and stay 1-D, between the same kinds of memory")
+        if before != after and not _may_change_copy(before, after):
+            raise invalid("a copy that changes is and stays 1-D, of the same kinds of memory")
     elif _changed(old.payload, new) is not None:
         raise invalid("the driver cannot change this about the node")
     if old.payload.child is None or new.child is None:
         return []
     pairs = pair_graphs(old.payload.child, new.child)
     if isinstance(pairs, UpdateRefusal):
-        raise invalid(f"the child graph cannot be taken: {pairs.result.value}")
+        raise Refused(
+            "CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE", f"the child graph: {pairs.result.value}"
+        )
     return pairs
 
 

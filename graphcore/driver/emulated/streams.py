@@ -19,6 +19,11 @@ PER_THREAD_NUMBER = 2
 _HIGHEST_PRIORITY = -5
 
 
+def is_named(handle: int) -> bool:
+    """Whether a handle means a default stream, of the device or of the thread."""
+    return handle in LEGACY_NUMBERS or handle == PER_THREAD_NUMBER
+
+
 @dataclass(eq=False, slots=True)
 class StreamState:
     """A stream: what it was made as, and the capture it belongs to, if any.

@@ -127,11 +127,10 @@ UNINVOLVED: dict[str, Callable[[Bench, Stream, Event], object]] = {
     "query_legacy": lambda bench, *_: bench.driver.query_stream(LEGACY_STREAM),
     "synchronize_event": lambda bench, _, event: bench.driver.synchronize_event(event.handle),
     "query_event": lambda bench, _, event: bench.driver.query_event(event.handle),
-    "elapsed_ms": lambda bench, _, event: bench.driver.elapsed_ms(event.handle, event.handle),
 }
 
 
-@covers("synchronize_stream", "query_stream", "synchronize_event", "query_event", "elapsed_ms")
+@covers("synchronize_stream", "query_stream", "synchronize_event", "query_event")
 @pytest.mark.parametrize("thread", ["this_thread", "another_thread"])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("call", UNINVOLVED)
@@ -302,12 +301,14 @@ def test_waiting_for_an_event_from_outside_is_isolation(bench: Bench) -> None:
 
 
 @covers("wait_event")
-def test_waiting_for_an_event_never_recorded_is_isolation_too(bench: Bench) -> None:
-    event = bench.new_event()
-    bench.driver.begin_capture(bench.stream.handle, "thread_local")
-    with refused("STREAM_CAPTURE_ISOLATION"):
+def test_waiting_for_an_event_never_recorded_does_nothing(bench: Bench) -> None:
+    x, event = bench.put([1]), bench.new_event()
+    with bench.capturing() as captured:
+        bench.launch(add_one, x, 1)
         bench.driver.wait_event(bench.stream.handle, event.handle)
-    assert_invalidated(bench, bench.stream)
+        bench.launch(add_one, x, 1)
+    assert len(bench.driver.nodes(captured[0])) == 2
+    assert len(bench.driver.edges(captured[0])) == 1
 
 
 @covers("wait_event")
@@ -328,16 +329,16 @@ def test_waiting_for_another_captures_event_is_a_merge(bench: Bench) -> None:
 
 
 @covers("elapsed_ms")
-def test_the_time_between_events_of_a_capture_breaks_it(bench: Bench) -> None:
+def test_the_time_between_events_of_a_capture_is_refused_and_breaks_nothing(bench: Bench) -> None:
     x = bench.put([1])
     first, second = bench.new_event(timing=True), bench.new_event(timing=True)
-    bench.driver.begin_capture(bench.stream.handle, "thread_local")
-    bench.driver.record_event(first.handle, bench.stream.handle)
-    bench.launch(add_one, x, 1)
-    bench.driver.record_event(second.handle, bench.stream.handle)
-    with refused("CAPTURED_EVENT"):
-        bench.driver.elapsed_ms(first.handle, second.handle)
-    assert_invalidated(bench, bench.stream)
+    with bench.capturing() as captured:
+        bench.driver.record_event(first.handle, bench.stream.handle)
+        bench.launch(add_one, x, 1)
+        bench.driver.record_event(second.handle, bench.stream.handle)
+        with refused("CAPTURED_EVENT"):
+            bench.driver.elapsed_ms(first.handle, second.handle)
+    assert len(bench.driver.nodes(captured[0])) == 1
 
 
 @covers("query_event", "synchronize_event")
@@ -382,17 +383,15 @@ def test_an_event_of_a_capture_that_is_over_says_nothing_until_it_is_recorded_ag
 
 
 @covers("wait_event")
-def test_an_event_of_a_capture_that_is_over_is_refused_by_the_next_which_goes_on(
-    bench: Bench,
-) -> None:
+def test_an_event_of_a_capture_that_is_over_breaks_the_next(bench: Bench) -> None:
     x, event = bench.put([1]), bench.new_event()
     with bench.capturing():
         bench.driver.record_event(event.handle, bench.stream.handle)
-    with bench.capturing() as captured:
-        bench.launch(add_one, x, 1)
-        with refused("INVALID_VALUE"):
-            bench.driver.wait_event(bench.stream.handle, event.handle)
-    assert len(bench.driver.nodes(captured[0])) == 1
+    bench.driver.begin_capture(bench.stream.handle, "thread_local")
+    bench.launch(add_one, x, 1)
+    with refused("INVALID_VALUE"):
+        bench.driver.wait_event(bench.stream.handle, event.handle)
+    assert_invalidated(bench, bench.stream)
 
 
 # ---- the legacy stream --------------------------------------------------------------------------
@@ -413,7 +412,6 @@ LEGACY_WORK: dict[str, Callable[[Bench, int, ExecHandle], object]] = {
     "launch": _launch_legacy,
     "copy": lambda bench, x, _: bench.driver.copy(copy_1d(x, x + 4, 4), LEGACY_STREAM),
     "fill": lambda bench, x, _: bench.driver.fill(fill_1d(x, 0, 1), LEGACY_STREAM),
-    "launch_host": lambda bench, *_: bench.driver.launch_host(lambda: None, LEGACY_STREAM),
     "record_event": lambda bench, *_: bench.driver.record_event(
         bench.new_event().handle, LEGACY_STREAM
     ),
@@ -425,7 +423,7 @@ LEGACY_WORK: dict[str, Callable[[Bench, int, ExecHandle], object]] = {
 }
 
 
-@covers("launch", "copy", "fill", "launch_host", "record_event", "synchronize_stream")
+@covers("launch", "copy", "fill", "record_event", "synchronize_stream")
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("call", LEGACY_WORK)
 def test_legacy_work_beside_a_blocking_capture_is_an_implicit_dependency(
@@ -439,6 +437,22 @@ def test_legacy_work_beside_a_blocking_capture_is_an_implicit_dependency(
         LEGACY_WORK[call](bench, x, executable)
     assert_invalidated(bench, blocking)
     assert bench.get(x, 1) == [1]
+
+
+@covers("launch_host")
+@pytest.mark.parametrize("mode", MODES)
+def test_a_legacy_callback_beside_a_blocking_capture_is_implicit_and_breaks_nothing(
+    bench: Bench, mode: CaptureMode
+) -> None:
+    x, blocking = bench.put([1]), bench.new_stream(blocking=True)
+    calls: list[int] = []
+    with bench.capturing(blocking, mode) as captured:
+        bench.launch(add_one, x, 1, stream=blocking)
+        with refused("STREAM_CAPTURE_IMPLICIT"):
+            bench.driver.launch_host(lambda: calls.append(1), LEGACY_STREAM)
+    assert len(bench.driver.nodes(captured[0])) == 1
+    bench.driver.synchronize()
+    assert calls == []
 
 
 @covers("capture_status")

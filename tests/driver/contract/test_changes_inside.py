@@ -138,7 +138,7 @@ def test_a_child_of_another_topology_is_refused_for_one_node(bench: Bench, case:
     x = bench.put([0])
     graph, node = single(bench, ChildParams(_chain(bench, x, 2)))
     executable = bench.instantiate(graph)
-    with refused("INVALID_VALUE"):
+    with refused("GRAPH_EXEC_UPDATE_FAILURE"):
         new = CHILDREN[case][0](bench, x)
         bench.driver.set_exec_node_params(executable, node, ChildParams(new))
     bench.replay(executable)
@@ -169,7 +169,7 @@ class Case2D:
 
 REFUSED, ACCEPTED = UpdateResult.PARAMETERS_CHANGED, UpdateResult.SUCCESS
 COPIES: dict[str, Case2D] = {
-    "same": Case2D(lambda x: copy_2d(x, x + 64, 2, 2, 4, 4), ACCEPTED, alone=False),
+    "same": Case2D(lambda x: copy_2d(x, x + 64, 2, 2, 4, 4), ACCEPTED, alone=True),
     "dst_address": Case2D(lambda x: copy_2d(x + 1, x + 64, 2, 2, 4, 4), REFUSED, alone=False),
     "src_address": Case2D(lambda x: copy_2d(x, x + 65, 2, 2, 4, 4), REFUSED, alone=False),
     "width": Case2D(lambda x: copy_2d(x, x + 64, 3, 2, 4, 4), REFUSED, alone=False),

@@ -253,6 +253,34 @@ def test_edges_keep_their_data(bench: Bench) -> None:
     assert bench.driver.edges(graph) == [edge]
 
 
+@covers("add_edges")
+def test_edges_added_together_keep_their_data_each(bench: Bench) -> None:
+    x = bench.put([1])
+    graph = bench.new_graph()
+    a, b, c = (bench.add_kernel(graph, add_one, x, 1) for _ in range(3))
+    edges = {Edge(a, b), Edge(b, c, (1, 0, 1))}
+    bench.driver.add_edges(graph, edges)
+    assert set(bench.driver.edges(graph)) == edges
+
+
+@covers("add_edges", "add_node")
+@pytest.mark.parametrize("way", ["edge", "node"])
+def test_in_a_conditional_body_every_edge_is_a_full_one(bench: Bench, way: str) -> None:
+    x = bench.put([1])
+    graph = bench.new_graph()
+    _, _, (body,) = bench.add_conditional(graph, "if", default=1)
+    first = bench.add_kernel(body, add_one, x, 1)
+    if way == "edge":
+        second = bench.add_kernel(body, scale, x, 5.0, 1)
+        bench.driver.add_edges(body, [Edge(first, second, (1, 0, 1))])
+    else:
+        late = LaunchConfig((1, 1, 1), (32, 1, 1), programmatic=True)
+        second = bench.add_kernel(body, scale, x, 5.0, 1, after=[first], config=late)
+    assert bench.driver.edges(body) == [Edge(first, second)]
+    bench.run(graph)
+    assert bench.get(x, 1) == [10]
+
+
 @covers("destroy_graph")
 def test_executables_outlive_their_graph(graphcore_driver: Driver) -> None:
     bench = Bench(graphcore_driver)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
-from helpers.contract import Bench, copy_1d, covers, fill_1d, refused
+from helpers.contract import Bench, copy_1d, covers, fill_1d, in_thread, refused
 from helpers.kernels import add_one, scale
 
 from graphcore.driver import LEGACY_STREAM, CaptureMode, Stream, kernel
@@ -53,6 +53,9 @@ ALLOWED: dict[str, Call] = {
     "memory_info": lambda bench, _: bench.driver.memory_info(),
     "allocation_of": lambda bench, made: bench.driver.allocation_of(made.x),
     "function": lambda bench, _: bench.driver.function(scale),
+    "function_not_loaded": lambda bench, _: bench.driver.function(
+        kernel("late", "", 'extern "C" __global__ void late() {}', lambda _config: None)
+    ),
     "function_info": lambda bench, _: bench.driver.function_info(bench.driver.function(scale)),
     "stream_device": lambda bench, _: bench.driver.stream_device(bench.stream.handle),
     "stream_device_of_another": lambda bench, made: bench.driver.stream_device(made.other.handle),
@@ -97,6 +100,7 @@ ALLOWED: dict[str, Call] = {
     "device_info",
     "context_id",
     "memory_info",
+    "function",
     "allocation_of",
     "function_info",
     "stream_device",
@@ -194,12 +198,26 @@ def test_events_between_streams_that_do_not_capture_leave_a_capture_alone(bench:
     assert bench.get(made.y, 1) == [20]
 
 
+@covers("elapsed_ms")
+@pytest.mark.parametrize("thread", ["this_thread", "another_thread"])
+@pytest.mark.parametrize("mode", MODES)
+def test_the_time_between_events_from_before_may_be_asked_in_every_mode(
+    bench: Bench, mode: CaptureMode, thread: str
+) -> None:
+    other = bench.new_stream()
+    first, second = (bench.new_event(timing=True).handle for _ in range(2))
+    bench.driver.record_event(first, other.handle)
+    bench.driver.record_event(second, other.handle)
+    bench.driver.synchronize()
+
+    def ask() -> float:
+        return bench.driver.elapsed_ms(first, second)
+
+    with bench.capturing(mode=mode):
+        assert (ask() if thread == "this_thread" else in_thread(ask)) >= 0
+
+
 # ---- calls that a capture's mode forbids --------------------------------------------------------
-
-
-def _load(bench: Bench, _made: Things) -> object:
-    late = kernel("late", "", 'extern "C" __global__ void late() {}', lambda _config: None)
-    return bench.driver.function(late)
 
 
 def _instantiate(bench: Bench, made: Things) -> object:
@@ -207,13 +225,12 @@ def _instantiate(bench: Bench, made: Things) -> object:
 
 
 FORBIDDEN: dict[str, Call] = {
-    "function_not_loaded": _load,
     "instantiate": _instantiate,
     "destroy_exec": lambda bench, made: bench.driver.destroy_exec(made.spare),
 }
 
 
-@covers("function", "instantiate", "destroy_exec")
+@covers("instantiate", "destroy_exec")
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("call", FORBIDDEN)
 def test_only_a_relaxed_capture_goes_on_after(bench: Bench, call: str, mode: CaptureMode) -> None:

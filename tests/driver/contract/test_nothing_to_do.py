@@ -83,17 +83,21 @@ def test_a_node_that_works_on_no_bytes_is_refused(bench: Bench, case: str) -> No
     assert bench.driver.nodes(graph) == []
 
 
-@covers("copy", "fill", "add_node")
-@pytest.mark.parametrize("place", ["at_once", "node"])
+@covers("copy", "fill")
 @pytest.mark.parametrize("work", NO_ROWS)
-def test_work_on_no_rows_is_refused(bench: Bench, work: str, place: str) -> None:
+def test_work_on_no_rows_does_nothing(bench: Bench, work: str) -> None:
     x = bench.alloc(64)
-    params = NO_ROWS[work](x)
+    _do(bench, NO_ROWS[work](x))
+    assert bench.get(x, 64, "uint8") == [255] * 64
+
+
+@covers("add_node")
+@pytest.mark.parametrize("work", NO_ROWS)
+def test_a_node_that_works_on_no_rows_is_refused(bench: Bench, work: str) -> None:
+    graph = bench.new_graph()
     with refused("INVALID_VALUE"):
-        if place == "at_once":
-            _do(bench, params)
-        else:
-            bench.add(bench.new_graph(), params)
+        bench.add(graph, NO_ROWS[work](bench.alloc(64)))
+    assert bench.driver.nodes(graph) == []
 
 
 @covers("set_exec_node_params", "set_node_params")

@@ -8,7 +8,7 @@ import pytest
 from helpers.contract import Bench, refused
 from helpers.kernels import ONE_BLOCK, add_one
 
-from graphcore.driver import LEGACY_STREAM, kernel
+from graphcore.driver import LEGACY_STREAM
 from graphcore.driver.emulated import EmulatedDriver
 from graphcore.driver.records import CaptureState, StreamHandle
 from graphcore.errors import CudaError
@@ -118,14 +118,19 @@ def test_a_stream_cannot_join_an_invalidated_capture(bench: Bench) -> None:
         bench.driver.set_capture_frontier(bench.stream.handle, [])
 
 
-def test_loading_a_kernel_inside_a_capture_invalidates_it(bench: Bench) -> None:
-    late = kernel("late", "", 'extern "C" __global__ void late() {}', lambda _config: None)
-    bench.driver.begin_capture(bench.stream.handle, "thread_local")
-    with refused("STREAM_CAPTURE_UNSUPPORTED"):
-        bench.driver.function(late)
-    with refused("STREAM_CAPTURE_INVALIDATED"):
-        bench.driver.end_capture(bench.stream.handle)
-    bench.driver.function(late)
+def test_another_drivers_capturing_stream_does_not_say_whether_it_is_blocking(
+    bench: Bench,
+) -> None:
+    driver = bench.driver
+    assert isinstance(driver, EmulatedDriver)
+    other, theirs = driver.for_device(0), bench.new_stream(blocking=True).handle
+    assert other.stream_is_blocking(theirs) is True
+    with bench.capturing() as captured:
+        with refused("STREAM_CAPTURE_UNSUPPORTED"):
+            other.stream_is_blocking(bench.stream.handle)
+        assert other.stream_is_blocking(theirs) is True
+    assert bench.driver.nodes(captured[0]) == []
+    assert other.stream_is_blocking(bench.stream.handle) is False
 
 
 def test_destroying_an_executable_inside_a_capture_breaks_it_and_destroys_nothing(

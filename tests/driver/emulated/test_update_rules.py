@@ -198,18 +198,21 @@ def _allocating(bench: Bench, size: int) -> GraphHandle:
     return graph
 
 
-def test_a_graph_with_memory_nodes_updates_unless_it_has_an_executable_or_another_size() -> None:
+def test_an_executable_that_owns_memory_takes_its_own_graph_and_no_other() -> None:
     bench = Bench(EmulatedDriver())
-    executable = bench.instantiate(_allocating(bench, 64))
-    new = _allocating(bench, 64)
-    assert bench.driver.update_exec(executable, new).result is UpdateResult.SUCCESS
+    graph = _allocating(bench, 64)
+    executable = bench.instantiate(graph)
+    assert bench.driver.update_exec(executable, graph).result is UpdateResult.SUCCESS
     bench.replay(executable, times=2)
-    larger = _allocating(bench, 128)
-    answer = bench.driver.update_exec(executable, larger)
-    assert answer.result is UpdateResult.PARAMETERS_CHANGED
+    for size in (64, 128):
+        new = _allocating(bench, size)
+        answer = bench.driver.update_exec(executable, new)
+        assert answer.result is UpdateResult.ERROR
+        assert answer.node == bench.driver.nodes(new)[0]
     taken = _allocating(bench, 64)
     bench.instantiate(taken)
-    assert bench.driver.update_exec(executable, taken).result is UpdateResult.NOT_SUPPORTED
+    with refused("NOT_SUPPORTED"):
+        bench.driver.update_exec(executable, taken)
     bench.close()
 
 
@@ -240,7 +243,7 @@ def test_a_child_graph_of_another_topology_cannot_be_put_into_one_node() -> None
     graph = bench.new_graph()
     node = bench.add(graph, ChildParams(inner))
     executable = bench.instantiate(graph)
-    with refused("INVALID_VALUE"):
+    with refused("GRAPH_EXEC_UPDATE_FAILURE"):
         bench.driver.set_exec_node_params(executable, node, ChildParams(other))
     bench.replay(executable)
     assert bench.get(x, 1) == [2]
