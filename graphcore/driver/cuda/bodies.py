@@ -10,7 +10,6 @@ What follows from that:
 
 * ``capture_status`` names the graph that takes the nodes, which is not the body; node handles read
   during the capture end with it;
-* in a body CUDA makes every edge a full dependency: what programmatic launches made is lost;
 * a body takes kernels, copies, fills, empty nodes and child graphs this way. A conditional node
   cannot be copied: it is added to the body by hand, and its own bodies are captured into. Nodes of
   other kinds no body may hold;
@@ -29,7 +28,7 @@ from typing import Any
 
 from graphcore.driver.codes import cuda_error
 from graphcore.driver.cuda.check import ask
-from graphcore.driver.cuda.graphs import GraphCalls, edge_arrays
+from graphcore.driver.cuda.graphs import GraphCalls, change_edges
 from graphcore.driver.cuda.versions import cuda
 from graphcore.driver.records import Edge, GraphHandle, NodeHandle, NodeKind
 
@@ -71,7 +70,7 @@ class BodyCalls(GraphCalls):
         edges = [
             Edge(became[edge.source], became[edge.target], edge.data) for edge in self.edges(source)
         ]
-        ask(cuda.cuGraphAddDependencies, target, *edge_arrays(edges))
+        change_edges(cuda.cuGraphAddDependencies, target, edges)
 
     def _copy_child(self, node: NodeHandle, place: tuple[GraphHandle, list[Any], int]) -> Any:
         child = GraphHandle(int(ask(cuda.cuGraphChildGraphNodeGetGraph, node)))

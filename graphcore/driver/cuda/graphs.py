@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterable
+from itertools import groupby
 from typing import Any
 
 from graphcore.driver.codes import cuda_error
@@ -95,16 +96,13 @@ class GraphCalls(CudaCalls):
     @in_context
     def add_edges(self, graph: GraphHandle, edges: Iterable[Edge]) -> None:
         listed = list(edges)
-        if len(listed) < 2:
-            ask(cuda.cuGraphAddDependencies, graph, *edge_arrays(listed))
-            return
         # the driver adds one after the other: what comes before a wrong one would stay
-        before = {(edge.source, edge.target) for edge in self.edges(graph)}
+        before = {(edge.source, edge.target) for edge in self.edges(graph)} if listed else set()
         try:
-            ask(cuda.cuGraphAddDependencies, graph, *edge_arrays(listed))
+            change_edges(cuda.cuGraphAddDependencies, graph, listed)
         except BaseException:
             added = [edge for edge in self.edges(graph) if (edge.source, edge.target) not in before]
-            ask(cuda.cuGraphRemoveDependencies, graph, *edge_arrays(added))
+            change_edges(cuda.cuGraphRemoveDependencies, graph, added)
             raise
 
     @in_context
@@ -118,7 +116,7 @@ class GraphCalls(CudaCalls):
                 "cuGraphRemoveDependencies",
                 description="one of the edges is named twice, or is not there with that data",
             )
-        ask(cuda.cuGraphRemoveDependencies, graph, *edge_arrays(listed))
+        change_edges(cuda.cuGraphRemoveDependencies, graph, listed)
 
     @in_context
     def nodes(self, graph: GraphHandle) -> list[NodeHandle]:
@@ -180,17 +178,17 @@ def node_objects(nodes: Iterable[NodeHandle]) -> list[Any]:
     return [cuda.CUgraphNode(node) for node in nodes]
 
 
-def edge_arrays(listed: list[Edge]) -> tuple[Any, Any, Any, int]:
-    """(sources, targets, data or None, count) as the driver's calls about edges take them."""
-    data = None
-    if any(edge.data != (0, 0, 0) for edge in listed):
-        data = [_edge_data(edge) for edge in listed]
-    return (
-        node_objects(edge.source for edge in listed),
-        node_objects(edge.target for edge in listed),
-        data,
-        len(listed),
-    )
+def change_edges(call: Any, graph: GraphHandle, listed: list[Edge]) -> None:
+    """Adds or removes edges, in order, those of equal data together.
+
+    One call with edges of different data gives all of them the first one's (seen on an H200).
+    """
+    for plain_or_not, together in groupby(listed, key=lambda edge: edge.data):
+        edges = list(together)
+        sources = node_objects(edge.source for edge in edges)
+        targets = node_objects(edge.target for edge in edges)
+        data = None if plain_or_not == (0, 0, 0) else [_edge_data(edge) for edge in edges]
+        ask(call, graph, sources, targets, data, len(edges))
 
 
 def _edge_data(edge: Edge) -> Any:

@@ -144,9 +144,7 @@ class Graph:
         return node
 
     def connect(self, source: Node, target: Node, data: EdgeData = PLAIN) -> None:
-        # in a conditional body every edge is a full dependency, whatever it was added as
-        in_body = self.parent is not None and bool(self.parent.payload.bodies)
-        target.sources[source] = PLAIN if in_body else data
+        target.sources[source] = data
         source.targets[target] = None
 
     def disconnect(self, source: Node, target: Node) -> None:

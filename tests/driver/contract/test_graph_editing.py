@@ -265,7 +265,7 @@ def test_edges_added_together_keep_their_data_each(bench: Bench) -> None:
 
 @covers("add_edges", "add_node")
 @pytest.mark.parametrize("way", ["edge", "node"])
-def test_in_a_conditional_body_every_edge_is_a_full_one(bench: Bench, way: str) -> None:
+def test_in_a_conditional_body_edges_keep_their_data_too(bench: Bench, way: str) -> None:
     x = bench.put([1])
     graph = bench.new_graph()
     _, _, (body,) = bench.add_conditional(graph, "if", default=1)
@@ -276,7 +276,7 @@ def test_in_a_conditional_body_every_edge_is_a_full_one(bench: Bench, way: str) 
     else:
         late = LaunchConfig((1, 1, 1), (32, 1, 1), programmatic=True)
         second = bench.add_kernel(body, scale, x, 5.0, 1, after=[first], config=late)
-    assert bench.driver.edges(body) == [Edge(first, second)]
+    assert bench.driver.edges(body) == [Edge(first, second, (1, 0, 1))]
     bench.run(graph)
     assert bench.get(x, 1) == [10]
 
