@@ -43,6 +43,9 @@ def _exchange_head(model: Any) -> None:
 def _extend_vocabulary(model: Any) -> None:
     torch.manual_seed(9)
     model.resize_token_embeddings(VOCABULARY + 30, mean_resizing=False)
+    # drawn on the host, the same on every device, and wide enough to be chosen
+    head = model.lm_head.weight.data
+    head[VOCABULARY:] = (torch.randn(30, head.shape[1]) * 2).to(head)
 
 
 CHANGES: dict[str, Callable[[Any], object]] = {
