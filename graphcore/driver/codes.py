@@ -87,7 +87,9 @@ _CODES: dict[str, tuple[int, str, str | None]] = {
         "re-instantiate; the outcome names the node and the rule",
     ),
     "CUDA_ERROR_INVALID_CLUSTER_SIZE": (
-        912, "the cluster is too large or does not divide the grid", None,
+        912,
+        "the cluster is too large or does not divide the grid",
+        None,
     ),
     "CUDA_ERROR_UNKNOWN": (999, "an internal error of the driver", None),
 }
