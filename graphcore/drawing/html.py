@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
+from typing import Any
 
 from graphcore.drawing import theme
 from graphcore.drawing.folding import Folding, fold
 from graphcore.drawing.model import Box, Drawing, Section, kind_counts, node_count
 from graphcore.drawing.svg import clean, svg
+from graphcore.errors import ConfigurationError
 
 # lines of one row; the rest is counted
 _MOST_LINES = 24
@@ -29,9 +31,15 @@ _SAYS_LIGHT = (
 
 
 def page(drawing: Drawing, title: str, sections: Sequence[Section] = ()) -> str:
-    """One self-contained page; ``sections`` become cards above the picture."""
+    """One self-contained page; ``sections`` become cards above the picture.
+
+    Raises:
+        ConfigurationError: A title or section of another form.
+    """
+    if not isinstance(title, str):
+        raise ConfigurationError(f"title: expected text, got {title!r}")
+    cards = "".join(_section(*section) for section in _checked(sections))
     folding = fold(drawing)
-    cards = "".join(_section(*section) for section in sections)
     heading = f"<h1>{clean(title)}</h1>" + f'<p class="gc-sub">{_summary(drawing)}</p>'
     if cards:
         heading += f'<div class="gc-sections">{cards}</div>'
@@ -75,6 +83,19 @@ def _summary(drawing: Drawing) -> str:
     edges = f"{links} edge{'' if links == 1 else 's'}"
     parts = (node_count(len(drawing.boxes)), edges, kind_counts(drawing.counts()))
     return clean(" · ".join(filter(None, parts)))
+
+
+def _checked(sections: Any) -> Sequence[Section]:
+    form = "(heading, {name: value}) or (heading, text)"
+    if isinstance(sections, (str, bytes, Mapping)) or not isinstance(sections, Sequence):
+        raise ConfigurationError(
+            f"sections: expected a list of {form}, got {type(sections).__name__}"
+        )
+    for index, section in enumerate(sections):
+        good = isinstance(section, (tuple, list)) and len(section) == 2
+        if not (good and isinstance(section[0], str) and isinstance(section[1], (Mapping, str))):
+            raise ConfigurationError(f"sections[{index}]: expected {form}, got {section!r}")
+    return sections
 
 
 def _section(heading: str, content: Mapping[str, object] | str) -> str:

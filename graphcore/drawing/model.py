@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from graphcore.errors import ConfigurationError
+
 FOLD_LIMIT = 200
 """Drawings of more boxes than this are folded by their groups."""
 
@@ -91,6 +93,9 @@ class Drawing:
         Args:
             title: The heading.
             sections: Cards above the picture: (heading, {name: value}) or (heading, text).
+
+        Raises:
+            ConfigurationError: A title or section of another form.
         """
         from graphcore.drawing.html import page
 
@@ -109,7 +114,13 @@ class Drawing:
         return mermaid(self)
 
     def to_text(self, *, width: int = 100, full: bool = False) -> str:
-        """A table for a terminal of ``width`` columns; folded past 200 boxes unless ``full``."""
+        """A table for a terminal of ``width`` columns; folded past 200 boxes unless ``full``.
+
+        Raises:
+            ConfigurationError: A width below 1.
+        """
+        if isinstance(width, bool) or not isinstance(width, int) or width < 1:
+            raise ConfigurationError(f"width: expected 1 column or more, got {width!r}")
         from graphcore.drawing.text import table
 
         return table(self, width=width, full=full)

@@ -324,6 +324,14 @@ class Driver(ABC):
     def set_node_params(self, node: NodeHandle, params: NodeParams) -> None:
         """Changes a node of a graph description (not of executables made from it)."""
 
+    def private_memory(self, graph: GraphHandle) -> list[tuple[int, int]]:
+        """(address, bytes) of the memory that the capture of ``graph`` made for its own nodes.
+
+        In the order in which the nodes, inner graphs included, first write it. Empty where the
+        driver makes none: on a device temporaries come from the allocator of another library.
+        """
+        return []
+
     @abstractmethod
     def create_conditional(
         self, graph: GraphHandle, default: int = 0, *, assign_at_launch: bool = True

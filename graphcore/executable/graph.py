@@ -130,9 +130,9 @@ class Graph(NotCopied):
         return fingerprint(self, names, private=self.private_memory())
 
     def private_memory(self) -> list[tuple[int, int]]:
-        """(address, bytes) of the memory that belongs to this graph alone: its torch pool's."""
+        """(address, bytes) of memory that is this graph's alone: its torch pool's, temporaries."""
         pools = (owner.object for owner in self._owners)
-        return [
+        return self.driver.private_memory(self.handle) + [
             segment
             for pool in pools
             if isinstance(pool, torch_interop.MemoryPool)

@@ -22,10 +22,10 @@ from graphcore.driver.records import (
     MemcpyParams,
     MemsetParams,
 )
-from graphcore.graph.nodes import NodeRecord
+from graphcore.graph.nodes import NodeRecord, words_of
 from graphcore.graph.pairing import pair_snapshots
 from graphcore.graph.prediction import Difference, first_difference, trap_differences
-from graphcore.graph.snapshot import GraphSnapshot
+from graphcore.graph.snapshot import GraphSnapshot, snapshot_of
 
 __all__ = [
     "Difference",
@@ -38,16 +38,26 @@ __all__ = [
 ]
 
 
+class Word(int):
+    """A number that is read in hex: an address, or what a fill writes."""
+
+    def __str__(self) -> str:
+        return hex(self)
+
+
 @dataclass(frozen=True, slots=True)
 class FieldChange:
-    """One field of one node: its value before and after."""
+    """One field of one node: its value before and after.
+
+    An argument without a signature is its bytes; as text, what the pictures show for it.
+    """
 
     field: str
     before: object
     after: object
 
     def __str__(self) -> str:
-        return f"{self.field}: {self.before} -> {self.after}"
+        return f"{self.field}: {_shown(self.before)} -> {_shown(self.after)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +101,10 @@ class GraphDiff:
             self.changed or self.removed or self.added or self.removed_edges or self.added_edges
         )
 
+    def __bool__(self) -> bool:
+        """Whether something differs."""
+        return not self.is_empty
+
     @property
     def update_possible(self) -> bool:
         """Whether an update in place would be accepted and carry every change."""
@@ -115,9 +129,12 @@ class HasSnapshot(Protocol):
 
 
 def diff(a: GraphSnapshot | HasSnapshot, b: GraphSnapshot | HasSnapshot) -> GraphDiff:
-    """What changed from ``a`` to ``b``: snapshots, or graphs that are read first."""
-    old = a if isinstance(a, GraphSnapshot) else a.snapshot()
-    new = b if isinstance(b, GraphSnapshot) else b.snapshot()
+    """What changed from ``a`` to ``b``: snapshots, or graphs that are read first.
+
+    Raises:
+        CacheTypeError: One of them is neither.
+    """
+    old, new = snapshot_of(a, "a"), snapshot_of(b, "b")
     partner = _align(old, new)
     changed = []
     for index, before in partner.items():
@@ -174,6 +191,11 @@ def _changes(before: NodeRecord, after: NodeRecord) -> Iterator[FieldChange]:
             yield FieldChange(f"{where} topology", _size(one), _size(other))
 
 
+def _shown(value: object) -> str:
+    """A value as text; bytes in full, because a change may be anywhere in them."""
+    return words_of(value, limit=None) if isinstance(value, bytes) else str(value)
+
+
 def _size(graph: GraphSnapshot) -> str:
     return f"{len(graph.nodes)} nodes, {len(graph.edges)} edges"
 
@@ -190,13 +212,14 @@ def fields_of(node: NodeRecord) -> Iterator[tuple[str, object]]:
         yield from (("width", params.width), ("height", params.height), ("depth", params.depth))
     elif isinstance(params, MemsetParams):
         for name in ("address", "value", "element_size", "width", "height", "pitch"):
-            yield name, getattr(params, name)
+            value = getattr(params, name)
+            yield name, Word(value) if name in ("address", "value") else value
     elif isinstance(params, ConditionalParams):
         yield from (("form", params.form), ("size", params.size))
     elif isinstance(params, AllocParams):
-        yield from (("size", params.size), ("address", params.address))
+        yield from (("size", params.size), ("address", Word(params.address)))
     elif isinstance(params, FreeParams):
-        yield "address", params.address
+        yield "address", Word(params.address)
 
 
 def _kernel_fields(node: NodeRecord, params: KernelParams) -> Iterator[tuple[str, object]]:
@@ -215,13 +238,12 @@ def _kernel_fields(node: NodeRecord, params: KernelParams) -> Iterator[tuple[str
     for argument in node.arguments:
         value = argument.value
         if isinstance(value, Pointer):
-            value = value.address
-        shown = argument.data if argument.type is None else value
-        yield f"argument {argument.index}", shown
+            value = Word(value.address)
+        yield f"argument {argument.index}", argument.data if argument.type is None else value
 
 
 def _operand_fields(side: str, operand: CopyOperand) -> Iterator[tuple[str, object]]:
-    yield f"{side}.address", operand.address
+    yield f"{side}.address", Word(operand.address)
     yield f"{side}.memory", operand.memory.value
     yield f"{side}.pitch", operand.pitch
     yield f"{side}.rows", operand.rows

@@ -55,12 +55,23 @@ class Argument:
             return f"{label} = {self.value.address:#x}"
         if self.type is not None and not isinstance(self.value, bytes):
             return f"{label} = {self.value}"
-        if len(self.data) in (1, 2, 4, 8):
-            return f"{label} = {int.from_bytes(self.data, 'little'):#x}"
-        if self.data.isascii() and (text := self.data.decode()).isprintable() and text:
-            return f"{label} = {text!r}"
-        shown = self.data[:16].hex(" ", -8)
-        return f"{label} = <{self.size} bytes {shown}{'...' if self.size > 16 else ''}>"
+        return f"{label} = {words_of(self.data)}"
+
+
+def words_of(data: bytes, limit: int | None = 16) -> str:
+    """The bytes of an argument as a person reads them: a number in hex, a text, or hex words.
+
+    Args:
+        data: The bytes.
+        limit: How many bytes are shown as words; None shows all.
+    """
+    if len(data) in (1, 2, 4, 8):
+        return f"{int.from_bytes(data, 'little'):#x}"
+    if data.isascii() and (text := data.decode()).isprintable() and text:
+        return repr(text)
+    shown = data[:limit]
+    more = "..." if len(shown) < len(data) else ""
+    return f"<{len(data)} bytes {shown.hex(' ', -8)}{more}>"
 
 
 @dataclass(frozen=True, slots=True)

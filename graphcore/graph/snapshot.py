@@ -9,13 +9,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from graphcore.driver.records import NodeHandle
+from graphcore.errors import CacheTypeError, ConfigurationError
 from graphcore.graph.nodes import NodeRecord
 
 if TYPE_CHECKING:
     from graphcore.drawing import Drawing
+
+_EXPECTED = "a Graph or GraphSnapshot (graphcore.Graph.adopt takes other libraries' graphs)"
 
 EdgeData = tuple[int, int, int]
 """(from_port, to_port, type) of an edge."""
@@ -70,10 +73,13 @@ class GraphSnapshot:
         Args:
             notes: What is known about a node beyond itself, by node index (attributions, say);
                 shown in its table row.
+
+        Raises:
+            ConfigurationError: ``notes`` is something else.
         """
         from graphcore.graph.picture import draw
 
-        return draw(self, notes or {})
+        return draw(self, {} if notes is None else _checked_notes(notes))
 
     def to_text(self, *, width: int = 100, full: bool = False) -> str:
         """A table for a terminal, folded past 200 nodes unless ``full``."""
@@ -112,3 +118,42 @@ class GraphSnapshot:
         return (
             f"<GraphSnapshot {len(self.nodes)} nodes ({kinds or 'empty'}), {len(self.edges)} edges>"
         )
+
+
+def snapshot_of(graph: Any, name: str = "graph") -> GraphSnapshot:
+    """``graph`` where it is a snapshot, else what it reads of itself.
+
+    Args:
+        graph: A snapshot, or a graph with a ``snapshot`` method.
+        name: Of the argument, for the error.
+
+    Raises:
+        CacheTypeError: Neither.
+    """
+    if isinstance(graph, GraphSnapshot):
+        return graph
+    read = None if isinstance(graph, type) else getattr(graph, "snapshot", None)
+    found = read() if callable(read) else None
+    if not isinstance(found, GraphSnapshot):
+        raise CacheTypeError(f"{name}: expected {_EXPECTED}, got {_described(graph)}")
+    return found
+
+
+def _described(value: object) -> str:
+    if isinstance(value, type):
+        return f"the type {value.__name__}"
+    return f"{value!r}" if isinstance(value, (str, int, type(None))) else type(value).__name__
+
+
+def _checked_notes(notes: Any) -> Mapping[int, Sequence[str]]:
+    if not isinstance(notes, Mapping):
+        raise ConfigurationError(
+            f"notes: expected a mapping of node index -> lines, got {_described(notes)}"
+        )
+    for index, lines in notes.items():
+        good = isinstance(lines, Sequence) and not isinstance(lines, (str, bytes))
+        if not good or not all(isinstance(line, str) for line in lines):
+            raise ConfigurationError(
+                f"notes[{index!r}]: expected a list of lines, got {_described(lines)}"
+            )
+    return notes

@@ -86,13 +86,18 @@ class AddressBook:
         """Where ``address`` lies, or None for a number that is in no known memory."""
         if not _LOWEST <= address < _HIGHEST:
             return None
-        matches = tuple(self._named(address))
-        if matches:
-            return Place(matches, None, matches[0][1])
+        named = self.find_named(address)
+        if named is not None:
+            return named
         allocation = self._allocation(address)
         if allocation is None:
             return None
         return Place((), allocation, address - allocation.base)
+
+    def find_named(self, address: int) -> Place | None:
+        """As :meth:`find`, by the names alone."""
+        matches = tuple(self._named(address))
+        return Place(matches, None, matches[0][1]) if matches else None
 
     def _named(self, address: int) -> list[tuple[str, int]]:
         found = []
@@ -133,8 +138,13 @@ def extent(name: str, item: Any) -> tuple[int, int]:
 
     Raises:
         CacheTypeError: ``item`` is no tensor, no buffer and no (address, bytes).
+        ConfigurationError: A negative address or size.
     """
     if isinstance(item, tuple) and len(item) == 2 and all(isinstance(part, int) for part in item):
+        if min(item) < 0:
+            raise ConfigurationError(
+                f"names[{name!r}]: expected (address, bytes) of 0 or more, got {item}"
+            )
         return item
     tensor = describe(item, name=f"names[{name!r}]")
     if not tensor.size:

@@ -15,8 +15,9 @@ from graphcore.driver.api import Driver
 from graphcore.driver.kernel import Pointer
 from graphcore.driver.records import FreeParams, MemcpyParams, MemsetParams, NodeParams
 from graphcore.graph.nodes import Argument, NodeRecord
-from graphcore.graph.snapshot import GraphSnapshot
+from graphcore.graph.snapshot import GraphSnapshot, snapshot_of
 from graphcore.resources.addresses import AddressBook, Place, words
+from graphcore.resources.driver_argument import checked_driver
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +54,19 @@ def attribute(
         snapshot: The graph; inner graphs are searched too.
         names: Name -> tensor, buffer or (address, bytes).
         driver: Whom to ask about addresses that no name covers; None leaves them out.
+
+    Raises:
+        CacheTypeError: ``snapshot`` is no graph, or a named object is no tensor, no buffer and no
+            (address, bytes).
+        ConfigurationError: ``names`` is no mapping, or ``driver`` no driver.
     """
-    book = AddressBook(names or {}, driver)
-    return [found for node in snapshot.walk() for found in _operands(node, book)]
+    chosen = None if driver is None else checked_driver(driver)
+    book = AddressBook({} if names is None else names, chosen)
+    return [
+        found
+        for node in snapshot_of(snapshot, "snapshot").walk()
+        for found in _operands(node, book)
+    ]
 
 
 def notes(attributions: Iterable[Attribution]) -> dict[int, list[str]]:

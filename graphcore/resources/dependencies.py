@@ -23,6 +23,7 @@ from graphcore.driver.records import (
     MemcpyParams,
     MemsetParams,
 )
+from graphcore.errors import ConfigurationError
 from graphcore.graph.nodes import Argument, NodeRecord
 from graphcore.graph.snapshot import GraphSnapshot
 from graphcore.resources.addresses import AddressBook, Place
@@ -91,7 +92,7 @@ class _Writer:
         private: Iterable[tuple[int, int]],
     ) -> None:
         self._book = AddressBook(names, driver)
-        owned = {f"private memory {index}": piece for index, piece in enumerate(private)}
+        owned = {f"private memory {index}": piece for index, piece in enumerate(_checked(private))}
         allocs = (node.params for node in snapshot.walk())
         for index, params in enumerate(p for p in allocs if isinstance(p, AllocParams)):
             owned[f"graph allocation {index}"] = (params.address, params.size)
@@ -179,7 +180,9 @@ class _Writer:
         return address if place is None else place
 
     def _place(self, address: int) -> Place | None:
-        return self._private.find(address) or self._book.find(address)
+        # a name says more than an order; an allocation's address says less
+        named = self._book.find_named(address) or self._private.find_named(address)
+        return named or self._book.find(address)
 
     def _number(self, sort: str, handle: int) -> int:
         numbers = self._numbers.setdefault(sort, {})
@@ -190,6 +193,18 @@ class _Writer:
             text = repr((kernel.source, kernel.options))
             self._sources[kernel] = blake2b(text.encode(), digest_size=8).hexdigest()
         return self._sources[kernel]
+
+
+def _checked(private: Any) -> list[tuple[int, int]]:
+    expected = "private: expected (address, bytes) pairs"
+    if isinstance(private, (str, bytes)) or not isinstance(private, Iterable):
+        raise ConfigurationError(f"{expected}, got {type(private).__name__}")
+    pieces = list(private)
+    for piece in pieces:
+        pair = isinstance(piece, tuple) and len(piece) == 2
+        if not pair or not all(isinstance(part, int) for part in piece):
+            raise ConfigurationError(f"{expected}, got {piece!r} among them")
+    return pieces
 
 
 def _dependencies(snapshot: GraphSnapshot) -> list[Value]:

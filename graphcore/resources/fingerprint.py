@@ -20,8 +20,9 @@ from itertools import zip_longest
 from typing import Any, Protocol
 
 from graphcore.driver.api import Driver
-from graphcore.graph.snapshot import GraphSnapshot
+from graphcore.graph.snapshot import GraphSnapshot, snapshot_of
 from graphcore.resources.dependencies import Field, dependencies, words_of
+from graphcore.resources.driver_argument import checked_driver
 
 
 class ReadableGraph(Protocol):
@@ -31,6 +32,8 @@ class ReadableGraph(Protocol):
     def driver(self) -> Driver: ...
 
     def snapshot(self) -> GraphSnapshot: ...
+
+    def private_memory(self) -> list[tuple[int, int]]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +67,7 @@ def fingerprint(
     names: Mapping[str, Any] | None = None,
     *,
     driver: Driver | None = None,
-    private: Iterable[tuple[int, int]] = (),
+    private: Iterable[tuple[int, int]] | None = None,
 ) -> Fingerprint:
     """The fingerprint of a graph.
 
@@ -75,16 +78,22 @@ def fingerprint(
         driver: Where ``graph`` is a snapshot: whom to ask for the allocation of other pointers;
             None lets their bare addresses count.
         private: (address, bytes) of memory that belongs to the graph alone, such as its pool:
-            counts by order, not by address.
+            counts by order, not by address, where no name holds it. None: what the graph itself
+            knows of; a snapshot knows of none.
 
     Raises:
-        CacheTypeError: A named object is no tensor, no buffer and no (address, bytes).
+        CacheTypeError: ``graph`` is neither, or a named object is no tensor, no buffer and no
+            (address, bytes).
+        ConfigurationError: ``names`` is no mapping, or ``driver`` no driver.
     """
-    if isinstance(graph, GraphSnapshot):
-        snapshot = graph
-    else:
-        snapshot, driver = graph.snapshot(), graph.driver
-    fields = tuple(dependencies(snapshot, names or {}, driver, private))
+    snapshot = snapshot_of(graph)
+    if not isinstance(graph, GraphSnapshot):
+        driver = graph.driver
+        private = graph.private_memory() if private is None else private
+    elif driver is not None:
+        checked_driver(driver)
+    named = {} if names is None else names
+    fields = tuple(dependencies(snapshot, named, driver, () if private is None else private))
     digest = blake2b(digest_size=16)
     for field in fields:
         digest.update(repr((field.where, field.field, field.value)).encode() + b"\n")

@@ -322,3 +322,19 @@ def test_random_chains_do_not_depend_on_the_order_of_independent_nodes(
     copied = fresh(inputs)
     expected = run_chain(chain, copied)
     assert [bits(each) for each in taken.replay()] == [bits(each) for each in expected]
+
+
+def test_an_operator_whose_shape_function_refuses_what_the_kernel_takes_is_recorded(
+    driver: EmulatedDriver, caplog: pytest.LogCaptureFixture
+) -> None:
+    ends = torch.tensor([2, 5, 8], dtype=torch.int32)  # rows of each group
+
+    def grouped(rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        return functional.grouped_mm(rows, weights, offs=ends)
+
+    with pytest.raises(RuntimeError, match="BF16"):  # the control: torch's own answer
+        grouped(torch.empty(8, 16, device="meta"), torch.empty(3, 16, 32, device="meta"))
+    taken = assert_replay_equals_eager(driver, grouped, [floats(8, 16), floats(3, 16, 32)], refill)
+    assert "_grouped_mm.default" in taken.names
+    assert ends.tolist() == [2, 5, 8]
+    assert not caplog.records

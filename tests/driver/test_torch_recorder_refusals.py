@@ -322,3 +322,33 @@ def test_the_block_that_raises_leaves_nothing_in_force(driver: EmulatedDriver) -
     assert x.tolist() == [1, 1, 1]
     assert (x + 1).tolist() == [2, 2, 2]
     assert copy.deepcopy(x).tolist() == [1, 1, 1]
+
+
+# ---- operators whose shape function refuses or is missing ----------------------------------------
+
+
+def test_an_operator_that_torch_itself_refuses_is_a_capture_error_that_names_it(
+    driver: EmulatedDriver, caplog: pytest.LogCaptureFixture
+) -> None:
+    box: dict[str, Any] = {}
+    with recording(driver, box), pytest.raises(CaptureError, match=r"aten\.mm.*\(2x3 and 2x3\)"):
+        torch.ones(2, 3) @ torch.ones(2, 3)
+    assert not caplog.records
+
+
+def test_a_custom_operators_own_shape_function_that_fails_is_a_capture_error_that_names_it(
+    driver: EmulatedDriver, caplog: pytest.LogCaptureFixture
+) -> None:
+    with recording(driver, {}), pytest.raises(CaptureError, match=r"picky.*\(meta\).*no floats"):
+        picky(torch.ones(3))
+    assert not caplog.records
+
+
+@torch.library.custom_op("graphcore_refusals::picky", mutates_args=())
+def picky(x: torch.Tensor) -> torch.Tensor:
+    return x.clone()
+
+
+@picky.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    raise RuntimeError("no floats")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +25,7 @@ from graphcore.driver.records import (
     MemoryKind,
     MemsetParams,
 )
+from graphcore.errors import CacheTypeError, ConfigurationError
 from graphcore.graph import GraphSnapshot, NodeRecord, diff, read
 
 WORD = (5).to_bytes(8, "little")
@@ -33,6 +35,11 @@ def typed(value: int) -> NodeRecord:
     kernel = Kernel("k", (Parameter("x", "f32*"),), "")
     record = kernel_node(0, "k", arguments=[value.to_bytes(8, "little")])
     return replace(record, kernel=kernel)
+
+
+def scalar(value: float) -> NodeRecord:
+    kernel = Kernel("k", (Parameter("x", "f32"),), "")
+    return replace(kernel_node(0, "k", arguments=[struct.pack("<f", value)]), kernel=kernel)
 
 
 CHILD = node(0, ChildParams(GraphHandle(1)), child=chain(2))
@@ -51,21 +58,33 @@ def config(**changes: Any) -> NodeRecord:
         (kernel_node(0), config(grid=(2, 1, 1)), "grid: (1, 1, 1) -> (2, 1, 1)"),
         (kernel_node(0), config(cooperative=True), "cooperative: False -> True"),
         (kernel_node(0, "a"), kernel_node(0, "b"), "function: a -> b"),
-        (typed(5), typed(6), "argument 0: 5 -> 6"),
+        (typed(5), typed(6), "argument 0: 0x5 -> 0x6"),
         (
             kernel_node(0, arguments=[WORD]),
             kernel_node(0, arguments=[bytes(8)]),
-            f"argument 0: {WORD!r} -> {bytes(8)!r}",
+            "argument 0: 0x5 -> 0x0",
         ),
-        (COPY, node(0, MemcpyParams(CopyOperand(1), CopyOperand(3), 8)), "src.address: 2 -> 3"),
+        (scalar(1.5), scalar(2.5), "argument 0: 1.5 -> 2.5"),
+        (
+            kernel_node(0, arguments=[bytes(23) + b"\1"]),
+            kernel_node(0, arguments=[bytes(23) + b"\2"]),
+            "argument 0: <24 bytes 0000000000000000 0000000000000000 0000000000000001> -> "
+            "<24 bytes 0000000000000000 0000000000000000 0000000000000002>",
+        ),
+        (
+            kernel_node(0, arguments=[b"torch.float32"]),
+            kernel_node(0, arguments=[b"torch.bfloat16"]),
+            "argument 0: 'torch.float32' -> 'torch.bfloat16'",
+        ),
+        (COPY, node(0, MemcpyParams(CopyOperand(1), CopyOperand(3), 8)), "src.address: 0x2 -> 0x3"),
         (
             COPY,
             node(0, MemcpyParams(CopyOperand(1, MemoryKind.HOST), CopyOperand(2), 8)),
             "dst.memory: device -> host",
         ),
-        (FILL, node(0, MemsetParams(1, 3, 4, 8)), "value: 2 -> 3"),
+        (FILL, node(0, MemsetParams(1, 3, 4, 8)), "value: 0x2 -> 0x3"),
         (node(0, AllocParams(8, 4)), node(0, AllocParams(9, 4)), "size: 8 -> 9"),
-        (node(0, FreeParams(4)), node(0, FreeParams(5)), "address: 4 -> 5"),
+        (node(0, FreeParams(4)), node(0, FreeParams(5)), "address: 0x4 -> 0x5"),
         (
             BODY,
             replace(BODY, bodies=(chain(1, name="b"),)),
@@ -89,6 +108,7 @@ def test_one_change_is_told_as_one_field(
 ) -> None:
     found = diff(snapshot([before]), snapshot([after]))
     assert [str(field) for field in found.changed[0].fields] == [change]
+    assert found
     assert not found.is_empty
     assert change in str(found)
 
@@ -101,6 +121,7 @@ def test_a_graph_does_not_differ_from_itself_and_handles_never_count() -> None:
     )
     found = diff(first, renumbered)
     assert found.is_empty
+    assert not found
     assert found.update_possible
     assert str(found) == "no difference"
 
@@ -157,3 +178,21 @@ def test_graphs_of_a_driver_are_read_and_compared(bench: Bench) -> None:
     found = diff(Readable(2.0), Readable(3.0))
     assert str(found) == "node 1 (kernel scale): argument 1: 2.0 -> 3.0"
     assert found.update_possible
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [("a", "got 'a'"), (None, "got None"), (GraphSnapshot, "got the type"), ([], "got list")],
+    ids=repr,
+)
+def test_what_is_no_graph_is_refused_by_its_name(wrong: Any, words: str) -> None:
+    with pytest.raises(CacheTypeError, match=f"^a: expected a Graph or GraphSnapshot .*{words}"):
+        diff(wrong, snapshot([]))
+    with pytest.raises(CacheTypeError, match=f"^b: expected a Graph or GraphSnapshot .*{words}"):
+        diff(snapshot([]), wrong)
+
+
+@pytest.mark.parametrize("wrong", ["x", [1], {0: "a line"}, {0: [1]}], ids=repr)
+def test_notes_of_another_form_are_refused(wrong: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"^notes.*: expected a"):
+        snapshot([kernel_node(0)]).drawing(wrong)

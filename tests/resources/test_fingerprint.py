@@ -6,13 +6,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
+from unittest.mock import create_autospec
 
 import pytest
 from helpers.contract import Bench
 from helpers.kernels import ONE_BLOCK, add_one, axpy
 from helpers.snapshots import kernel_node, node, snapshot
 
-from graphcore import ConfigurationError
+from graphcore import CacheTypeError, ConfigurationError
 from graphcore.driver import Driver, kernel
 from graphcore.driver.records import (
     AllocParams,
@@ -284,20 +285,15 @@ def test_a_known_kernels_source_counts() -> None:
     assert fingerprint(with_node(0, kernel=TYPED), NAMES) == one
 
 
-class _Device:
-    """As much of a device's driver as a fingerprint asks for."""
-
-    is_emulated = False
-
-    def allocation_of(self, address: int) -> None:
-        return None
-
-
 def test_on_a_device_only_pointers_count_in_structures_of_other_libraries() -> None:
+    # as much of a device's driver as a fingerprint asks for
+    device = create_autospec(Driver, instance=True, is_emulated=False)
+    device.allocation_of.return_value = None
+
     def digest(*arguments: bytes, known: bool = False) -> str:
         ours = kernel("fused", "bytes:24 p, i32 n", "source") if known else None
         graph = snapshot([replace(kernel_node(0, "fused", arguments=arguments), kernel=ours)])
-        return fingerprint(graph, NAMES, driver=_Device()).digest  # type: ignore[arg-type]
+        return fingerprint(graph, NAMES, driver=device).digest
 
     n, m = (7).to_bytes(4, "little"), (8).to_bytes(4, "little")
     base = word(1) + word(X + 8) + word(9)
@@ -327,6 +323,9 @@ class Captured:
 
     def snapshot(self) -> GraphSnapshot:
         return read(self.driver, self.handle)
+
+    def private_memory(self) -> list[tuple[int, int]]:
+        return self.driver.private_memory(self.handle)
 
 
 def test_the_same_capture_twice_is_the_same_and_contents_never_count(bench: Bench) -> None:
@@ -373,7 +372,7 @@ def test_one_look_at_an_allocation_serves_all_its_pointers(bench: Bench) -> None
     x = bench.alloc(4096)
     graph = Captured(bench, lambda: [bench.launch(add_one, x + 64 * i, 16) for i in range(20)])
     asked: list[int] = []
-    driver: Any = type("Asked", (), {"is_emulated": bench.driver.is_emulated})()
+    driver = create_autospec(Driver, instance=True, is_emulated=bench.driver.is_emulated)
     driver.allocation_of = lambda address: (
         asked.append(address) or bench.driver.allocation_of(address)
     )
@@ -391,7 +390,36 @@ def test_shapes_of_launches_are_read_from_the_driver(bench: Bench) -> None:
     assert len(digests) == 3
 
 
-@pytest.mark.parametrize("wrong", [["x"], "x", 3])
+@pytest.mark.parametrize("wrong", [["x"], "x", 3, [], 0], ids=repr)
 def test_names_that_are_no_mapping_are_refused(wrong: Any) -> None:
     with pytest.raises(ConfigurationError, match="names: expected a mapping"):
         fingerprint(snapshot([]), wrong)
+
+
+@pytest.mark.parametrize("wrong", ["a graph", None, 7, GraphSnapshot], ids=repr)
+def test_what_is_no_graph_has_no_fingerprint(wrong: Any) -> None:
+    with pytest.raises(CacheTypeError, match=r"^graph: expected a Graph or GraphSnapshot .*, got"):
+        fingerprint(wrong)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"driver": "emulated"}, "driver: expected an open driver"),
+        ({"private": 3}, r"private: expected \(address, bytes\) pairs, got int"),
+        ({"private": [3]}, r"private: expected \(address, bytes\) pairs, got 3"),
+        ({"names": {"x": (-1, 4)}}, r"names\['x'\]: expected \(address, bytes\) of 0 or more"),
+    ],
+    ids=["driver", "private", "private piece", "negative address"],
+)
+def test_other_arguments_that_cannot_work_are_refused(arguments: Any, words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        fingerprint(snapshot([]), **arguments)
+
+
+def test_a_name_counts_before_the_graphs_own_memory() -> None:
+    graph = snapshot([kernel_node(0, arguments=[word(X + 8), word(Y)])])
+    fields = {
+        str(field) for field in fingerprint(graph, {"x": (X, 64)}, private=[(X, 4096)]).fields
+    }
+    assert "node 0 (kernel work): argument 0 = x + 8 bytes" in fields

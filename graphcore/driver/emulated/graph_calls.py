@@ -20,6 +20,7 @@ from graphcore.driver.emulated.graph import (
 )
 from graphcore.driver.emulated.machine import Machine
 from graphcore.driver.emulated.nodes import make_payload
+from graphcore.driver.emulated.operation import MakesMemory
 from graphcore.driver.records import (
     ConditionalHandle,
     Edge,
@@ -114,6 +115,13 @@ class GraphCalls(Driver):
     @entry("cuGraphGetEdges")
     def edges(self, graph: GraphHandle) -> list[Edge]:
         return self._graph(graph).edges()
+
+    @entry("cuGraphGetNodes")
+    def private_memory(self, graph: GraphHandle) -> list[tuple[int, int]]:
+        functions = (node.payload.function for node in self._graph(graph).all_nodes())
+        operations = (function.operation for function in functions if function is not None)
+        makers = (each for each in operations if isinstance(each, MakesMemory))
+        return list(dict.fromkeys(piece for each in makers for piece in each.private_memory))
 
     @entry("cuGraphNodeGetType")
     def node_kind(self, node: NodeHandle) -> NodeKind:

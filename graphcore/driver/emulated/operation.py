@@ -31,3 +31,12 @@ class Operation(Protocol):
 
     def run(self, config: LaunchConfig, arguments: Sequence[bytes]) -> None:
         """Does the work of one launch."""
+
+
+@runtime_checkable
+class MakesMemory(Protocol):
+    """An operation for which the capture made memory: a recorded torch call with temporaries."""
+
+    @property
+    def private_memory(self) -> tuple[tuple[int, int], ...]:
+        """(address, bytes) of each piece of that memory that the operation touches, in order."""

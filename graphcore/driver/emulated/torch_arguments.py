@@ -2,8 +2,9 @@
 
 A :class:`Call` splits a call into tensors, each with the place it stands at, and plain values.
 Encoded, every tensor is its data address (8 bytes) and every plain value that is not None some
-bytes, so that a changed scalar shows in a fingerprint. :meth:`Call.with_arguments` is the way back:
-the same call on other addresses and other scalars.
+bytes, so that a changed scalar shows in a fingerprint; :func:`encode_forms` adds the sizes. The way
+back, to the same call on other tensors and scalars: :meth:`Call.with_tensors` and
+:meth:`Call.with_values`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Mapping, Sequence
+from hashlib import blake2b
 from typing import Any
 
 import torch
@@ -139,6 +141,27 @@ def decode_value(data: bytes, like: Any) -> Any:
 def encode_address(tensor: torch.Tensor) -> bytes:
     """The address of the tensor's first element; 0 where it has none."""
     return tensor.data_ptr().to_bytes(8, "little")
+
+
+def encode_forms(tensors: Sequence[torch.Tensor], constant: torch.Tensor | None) -> bytes:
+    """What addresses do not tell, as text: dtype and sizes of each tensor, strides if they matter.
+
+    Where a device's launch shape would differ this does. ``constant``, contiguous, is told by a
+    digest of its contents.
+    """
+    text = " ".join(map(_form, tensors))
+    if constant is not None:
+        size = constant.numel() * constant.element_size()
+        data = ctypes.string_at(constant.data_ptr(), size) if size else b""
+        text += f" constant {blake2b(data, digest_size=8).hexdigest()}"
+    return f"({text})".encode()
+
+
+def _form(tensor: torch.Tensor) -> str:
+    marks = ("conj " if tensor.is_conj() else "") + ("neg " if tensor.is_neg() else "")
+    sizes = ",".join(map(str, tensor.shape))
+    strides = "" if tensor.is_contiguous() else f"/{','.join(map(str, tensor.stride()))}"
+    return f"{marks}{str(tensor.dtype).removeprefix('torch.')}[{sizes}{strides}]"
 
 
 def view_of_memory(address: int, like: torch.Tensor) -> torch.Tensor:

@@ -19,6 +19,24 @@ _NAN_BYTE = 0xFF
 _FAR_BYTE = 0xA5
 
 
+class MadeMemory:
+    """The storages that a recording made, held so that none of them is taken for a later one."""
+
+    def __init__(self) -> None:
+        self._storages: dict[int, torch.UntypedStorage] = {}
+
+    def add(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Notes the memory of ``tensor`` as made here, and gives the tensor back."""
+        storage = tensor.untyped_storage()
+        self._storages[storage._cdata] = storage
+        return tensor
+
+    def among(self, tensors: Sequence[torch.Tensor]) -> tuple[torch.UntypedStorage, ...]:
+        """The storages of ``tensors`` that were made here, in order."""
+        keys = dict.fromkeys(tensor.untyped_storage()._cdata for tensor in tensors)
+        return tuple(self._storages[key] for key in keys if key in self._storages)
+
+
 class Aliases:
     """Our own tensors on the memory of the caller's: no history, out of reach of ``.data =``."""
 

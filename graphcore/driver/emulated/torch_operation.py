@@ -23,6 +23,7 @@ from graphcore.driver.emulated.functions import layout_of
 from graphcore.driver.emulated.torch_arguments import (
     Call,
     encode_address,
+    encode_forms,
     refuse_arguments,
     view_of_memory,
 )
@@ -40,19 +41,25 @@ class TorchOperation:
         call: On which tensors (already our own aliases) and plain values.
         outputs: Per part of what the call returns, flattened: the tensor that receives it, or None
             where it is one of the arguments, or no tensor.
+        made: The storages among these that the recording made.
     """
 
     def __init__(
-        self, facts: OperatorFacts, call: Call, outputs: Sequence[torch.Tensor | None]
+        self,
+        facts: OperatorFacts,
+        call: Call,
+        outputs: Sequence[torch.Tensor | None],
+        made: Sequence[torch.UntypedStorage] = (),
     ) -> None:
         self.facts = facts
         self.name = facts.name
         self._call = call
         self._outputs = tuple(outputs)
-        values = call.encode_values()
+        self._made = tuple(made)
         self.arguments: tuple[bytes, ...] = (
             *(encode_address(tensor) for tensor in self.tensors),
-            *values,
+            *call.encode_values(),
+            encode_forms(self.tensors, call.tensors[0] if facts.is_lift else None),
         )
         self.layout = layout_of([len(data) for data in self.arguments])
         self._bound = _bind(facts, call, self._outputs, may_use_out=True)
@@ -62,6 +69,12 @@ class TorchOperation:
     def tensors(self) -> list[torch.Tensor]:
         """What the first arguments address: inputs, then fresh outputs."""
         return [*self._call.tensors, *(each for each in self._outputs if each is not None)]
+
+    @property
+    def private_memory(self) -> tuple[tuple[int, int], ...]:
+        """(address, bytes) of the memory that the recording made, in the order of arguments."""
+        sizes = ((storage.data_ptr(), storage.nbytes()) for storage in self._made)
+        return tuple((address, size) for address, size in sizes if size)
 
     def run(self, config: LaunchConfig, arguments: Sequence[bytes]) -> None:
         """Runs the call on the memory that ``arguments`` name; ``config`` means nothing here."""
@@ -87,6 +100,11 @@ class TorchOperation:
             raise refuse_arguments(
                 f"{self.name}: expected {len(self.arguments)} arguments, got {len(arguments)}"
             )
+        if arguments[-1] != self.arguments[-1]:
+            raise refuse_arguments(
+                f"{self.name}: the sizes of a recorded torch call cannot be changed: expected "
+                f"{self.arguments[-1].decode()}, got {arguments[-1].decode(errors='replace')}"
+            )
         with _plain_torch():
             tensors = [
                 tensor if data == recorded else view_of_memory(_address(data), tensor)
@@ -97,9 +115,9 @@ class TorchOperation:
             inputs = len(self._call.tensors)
             fresh = iter(tensors[inputs:])
             outputs = [None if each is None else next(fresh) for each in self._outputs]
-            values = arguments[len(tensors) :]
+            values = arguments[len(tensors) : -1]
             call = self._call.with_tensors(tensors[:inputs]).with_values(values)
-            same_values = values == self.arguments[len(tensors) :]
+            same_values = values == self.arguments[len(tensors) : -1]
             # a changed scalar may change the shape: then out= would resize, a copy complains
             return _bind(self.facts, call, outputs, may_use_out=same_values)
 

@@ -51,10 +51,20 @@ from graphcore.driver.emulated import torch_rules as rules
 from graphcore.driver.emulated.operation import Operation
 from graphcore.driver.emulated.torch_arguments import Call
 from graphcore.driver.emulated.torch_host_reads import HostReads, capture_answer
-from graphcore.driver.emulated.torch_memory import Aliases, allocate, resize_written
+from graphcore.driver.emulated.torch_memory import (
+    Aliases,
+    MadeMemory,
+    allocate,
+    resize_written,
+)
 from graphcore.driver.emulated.torch_operation import TorchOperation, flatten
 from graphcore.driver.emulated.torch_schema import OperatorFacts, decompose, facts_of
-from graphcore.driver.emulated.torch_shapes import NeedsData, ShapeInference, map_tensors
+from graphcore.driver.emulated.torch_shapes import (
+    NeedsData,
+    ShapeInference,
+    TensorMeta,
+    map_tensors,
+)
 from graphcore.driver.records import CaptureState, CaptureStatus, StreamHandle
 from graphcore.errors import CaptureError
 
@@ -87,11 +97,13 @@ class Recorder:
         self._stream = stream
         self._shapes = ShapeInference()
         self._aliases = Aliases()
+        self._made = MadeMemory()
         self._calls = _AtenCalls(self)
         self._modes = ExitStack()
         self.making_constant = False
 
     def __enter__(self) -> None:
+        self._made = self._made_around() or self._made
         self._modes.enter_context(capture_answer.for_this_thread())
         self._modes.enter_context(HostReads(self))
         self._modes.enter_context(self._calls)
@@ -103,7 +115,22 @@ class Recorder:
         trace: TracebackType | None,
     ) -> None:
         self._modes.close()
-        self._aliases = Aliases()  # let go of the tensors; operations keep what they need
+        # let go of the tensors; operations keep what they need
+        self._aliases, self._made = Aliases(), MadeMemory()
+
+    def _made_around(self) -> MadeMemory | None:
+        """The memory of a recorder around this one that records into the same capture."""
+        for index in reversed(range(torch._C._len_torch_dispatch_stack())):
+            mode = torch._C._get_dispatch_stack_at(index)
+            if isinstance(mode, _AtenCalls) and mode.recorder._shares_capture(self):
+                return mode.recorder._made
+        return None
+
+    def _shares_capture(self, other: Recorder) -> bool:
+        if self._driver is not other._driver:
+            return False
+        sequences = {each._driver.capture_status(each._stream).sequence for each in (self, other)}
+        return len(sequences) == 1 and 0 not in sequences
 
     def is_capturing(self) -> bool:
         """Whether the stream captures, or did until its capture was invalidated."""
@@ -163,7 +190,7 @@ class Recorder:
             )
         resize_written(facts.name, call.tensors, inferred.tensors)
         results = [
-            map_tensors(allocate, each) if place is None else call.at(place)
+            map_tensors(self._allocate, each) if place is None else call.at(place)
             for place, each in zip(facts.returned, inferred.results, strict=True)
         ]
         if not facts.allocates_only:
@@ -172,14 +199,21 @@ class Recorder:
             return results[0]
         return tuple(results) if results else None
 
+    def _allocate(self, meta: TensorMeta) -> torch.Tensor:
+        return self._made.add(allocate(meta))
+
     def _launch(self, facts: OperatorFacts, call: Call, results: list[Any]) -> None:
+        if facts.is_lift:
+            self._made.add(call.tensors[0])  # just made of Python values
         outputs = [
             self._aliases.of(part) if place is None and isinstance(part, torch.Tensor) else None
             for place, each in zip(facts.returned, results, strict=True)
             for part in flatten(each)
         ]
         own = call.with_tensors([self._aliases.of(tensor) for tensor in call.tensors])
-        operation = TorchOperation(facts, own, outputs)
+        fresh = [each for each in outputs if each is not None]
+        made = self._made.among([*own.tensors, *fresh])
+        operation = TorchOperation(facts, own, outputs, made)
         self._driver.launch_operation(operation, operation.arguments, self._stream)
 
 
@@ -190,7 +224,7 @@ class _AtenCalls(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._recorder = recorder
+        self.recorder = recorder
 
     def __torch_dispatch__(
         self,
@@ -207,7 +241,7 @@ class _AtenCalls(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if any(each not in _PLAIN_TENSORS for each in types):
             return NotImplemented  # a wrapper: it calls again with what it holds
         with torch._C.DisableTorchFunction():
-            return self._recorder.handle(func, args, kwargs or {})
+            return self.recorder.handle(func, args, kwargs or {})
 
 
 def _alone() -> AbstractContextManager[Any]:
