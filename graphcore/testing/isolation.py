@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,6 +34,7 @@ def run_isolated(
     *arguments: str,
     timeout: float = 120.0,
     search: Sequence[str | Path] = (),
+    environment: Mapping[str, str] | None = None,
 ) -> IsolatedRun:
     """Runs Python source in a new process with this interpreter.
 
@@ -42,6 +43,7 @@ def run_isolated(
         arguments: Given to the script.
         timeout: Seconds after which the process is killed.
         search: Folders put in front of the module search path.
+        environment: Its environment variables; None passes this process's on.
 
     Raises:
         subprocess.TimeoutExpired: The script did not end in time.
@@ -54,6 +56,6 @@ def run_isolated(
         text=True,
         timeout=timeout,
         check=False,
-        env={**os.environ, "PYTHONPATH": path},
+        env={**(os.environ if environment is None else environment), "PYTHONPATH": path},
     )
     return IsolatedRun(finished.returncode, finished.stdout, finished.stderr)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from html.parser import HTMLParser
 from itertools import pairwise
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -24,6 +25,7 @@ from helpers.snapshots import (
 from graphcore.drawing import Box, Drawing, Link
 from graphcore.drawing.theme import KINDS, kind_class
 from graphcore.driver.records import ChildParams, GraphHandle
+from graphcore.errors import ConfigurationError
 
 NAMESPACE = "{http://www.w3.org/2000/svg}"
 VOID = {"meta", "input", "br", "img", "link", "path", "rect", "!doctype"}
@@ -245,3 +247,26 @@ def test_labels_longer_than_a_box_are_cut_and_kept_whole_in_the_title() -> None:
 
 def test_a_drawing_shows_itself_in_a_notebook() -> None:
     assert drawing(2)._repr_html_() == drawing(2).to_html()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((3,), "title: expected text, got 3"),
+        (("t", "text"), "sections: expected a list of .*, got str"),
+        (("t", {"heading": "text"}), "sections: expected a list of .*, got dict"),
+        (("t", ["ab"]), r"sections\[0\]: expected \(heading, .*got 'ab'"),
+        (("t", [("a", "text"), ("b", 3)]), r"sections\[1\]: expected .*got \('b', 3\)"),
+        (("t", [("a", "b", "c")]), r"sections\[0\]: expected .*got \('a', 'b', 'c'\)"),
+    ],
+    ids=["title", "text", "mapping", "two letters", "number", "three parts"],
+)
+def test_titles_and_sections_of_another_form_are_refused(arguments: Any, words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        Drawing((Box("a", "kernel"),)).to_html_page(*arguments)
+
+
+@pytest.mark.parametrize("width", [0, -3, 2.5, True, "wide"], ids=repr)
+def test_a_width_without_a_column_is_refused(width: Any) -> None:
+    with pytest.raises(ConfigurationError, match="width: expected 1 column or more"):
+        Drawing((Box("a", "kernel"),)).to_text(width=width)

@@ -13,7 +13,12 @@ import torch
 from helpers.torch_capture import TorchCapture, bits, capture
 
 from graphcore.driver.emulated import EmulatedDriver, Operation
-from graphcore.driver.emulated.torch_arguments import Call, decode_value, encode_value
+from graphcore.driver.emulated.torch_arguments import (
+    Call,
+    decode_value,
+    encode_forms,
+    encode_value,
+)
 from graphcore.driver.emulated.torch_operation import TorchOperation
 from graphcore.driver.emulated.torch_schema import facts_of
 from graphcore.driver.records import LaunchConfig, UpdateResult
@@ -38,15 +43,16 @@ def set_arguments(taken: TorchCapture, index: int, arguments: tuple[bytes, ...])
     taken.driver.set_exec_node_params(taken.executable, node, changed)
 
 
-def test_a_node_shows_inputs_then_outputs_then_scalars(driver: EmulatedDriver) -> None:
+def test_a_node_shows_inputs_then_outputs_then_scalars_then_sizes(driver: EmulatedDriver) -> None:
     x, y = torch.ones(3), torch.ones(3)
     taken = capture(driver, lambda: torch.add(x, y, alpha=2.5))
     (params,) = taken.params
-    expected = (address(x), address(y), address(taken.result), struct.pack("<d", 2.5))
+    sizes = b"(float32[3] float32[3] float32[3])"
+    expected = (address(x), address(y), address(taken.result), struct.pack("<d", 2.5), sizes)
     assert params.arguments == expected
     info = driver.function_info(params.function)
     assert info.name == "aten::add.Tensor"
-    assert info.layout == ((0, 8), (8, 8), (16, 8), (24, 8))
+    assert info.layout == ((0, 8), (8, 8), (16, 8), (24, 8), (32, len(sizes)))
 
 
 def test_lists_and_missing_tensors_show_in_the_arguments(driver: EmulatedDriver) -> None:
@@ -56,8 +62,8 @@ def test_lists_and_missing_tensors_show_in_the_arguments(driver: EmulatedDriver)
     columns = capture(driver, lambda: x[:, rows])
     first = capture(driver, lambda: x[rows])
     assert columns.params[0].arguments[:2] == first.params[0].arguments[:2]
-    assert columns.params[0].arguments[3:] == (b"\x01\x00",)
-    assert first.params[0].arguments[3:] == ()
+    assert columns.params[0].arguments[3:-1] == (b"\x01\x00",)
+    assert first.params[0].arguments[3:-1] == ()
 
 
 def test_operations_are_operations() -> None:
@@ -145,7 +151,7 @@ def test_a_scalar_can_be_changed_in_an_executable(
 ) -> None:
     x = torch.tensor([3.0, 1.0, 2.0, 5.0])
     taken = capture(driver, lambda: work(x))
-    set_arguments(taken, 0, (*taken.params[0].arguments[:-1], data))
+    set_arguments(taken, 0, (*taken.params[0].arguments[:-2], data, taken.params[0].arguments[-1]))
     assert torch.equal(taken.replay(), changed(x))
     assert not torch.equal(work(x), changed(x))
 
@@ -165,7 +171,8 @@ def test_a_scalar_that_changes_the_shape_is_refused_when_it_runs(driver: Emulate
 @pytest.mark.parametrize(
     "arguments",
     [
-        pytest.param(lambda old: (*old[:-1], b"torch.bfloat16"), id="another dtype"),
+        pytest.param(lambda old: (*old[:-2], b"torch.bfloat16", old[-1]), id="another dtype"),
+        pytest.param(lambda old: (*old[:-1], old[-1].replace(b"3", b"2")), id="other sizes"),
         pytest.param(lambda old: old[:-1], id="one argument less"),
     ],
 )
@@ -198,7 +205,7 @@ def test_calls_on_other_memory_are_remembered_but_not_without_end() -> None:
     operation = TorchOperation(facts_of(aten.neg.default), Call((x,), {}), [out])
     others = [torch.full((2,), float(i)) for i in range(30)]
     for other in others + others:
-        operation.run(ONE, (address(other), operation.arguments[1]))
+        operation.run(ONE, (address(other), *operation.arguments[1:]))
         assert torch.equal(out, -other)
     assert len(operation._others) <= 8
 
@@ -252,3 +259,14 @@ def test_hand_written_out_forms_are_used_only_where_they_compute_the_same() -> N
     assert facts_of(aten.binary_cross_entropy.default).out_form is None
     assert facts_of(aten._linalg_svd.default).out_form is None
     assert facts_of(aten.scatter.reduce).out_form is None
+
+
+def test_sizes_tell_strides_and_marks_where_they_matter() -> None:
+    plain, complex_ = torch.ones(2, 3), torch.ones(2, dtype=torch.complex64)
+    tensors = [plain, plain.t(), complex_.conj(), complex_.conj().imag, torch.tensor(1)]
+    assert encode_forms(tensors, None) == (
+        b"(float32[2,3] float32[3,2/1,3] conj complex64[2] neg float32[2/2] int64[])"
+    )
+    one, other = torch.tensor([1.0]), torch.tensor([2.0])
+    assert encode_forms([one], one) == encode_forms([one], one.clone())
+    assert encode_forms([one], one) != encode_forms([one], other)

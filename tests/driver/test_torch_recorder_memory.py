@@ -101,11 +101,11 @@ def test_private_memory_lists_what_the_capture_made_once_in_order_of_its_nodes(
         assert unused.shape == (2,)
 
     taken = capture(driver, work)
-    pieces = driver.private_memory(taken.graph)  # type: ignore[arg-type]
+    pieces = driver.private_memory(taken.graph)
     assert pieces[:2] == [(made[0].data_ptr(), 32), (made[2].data_ptr(), 16)]
     assert len(pieces) == 4  # and the result of cat, and the late one
     assert pieces[3] == (made[1].data_ptr(), 64)
-    assert driver.private_memory(driver.clone_graph(taken.graph)) == pieces  # type: ignore[arg-type]
+    assert driver.private_memory(driver.clone_graph(taken.graph)) == pieces
 
 
 def test_memory_of_an_earlier_capture_is_not_a_later_ones_own(driver: EmulatedDriver) -> None:
@@ -113,8 +113,8 @@ def test_memory_of_an_earlier_capture_is_not_a_later_ones_own(driver: EmulatedDr
     first = capture(driver, lambda: x + 1)
     second = capture(driver, lambda: first.result.mul_(2))
     third = capture(driver, lambda: first.result * 2)
-    assert driver.private_memory(second.graph) == []  # type: ignore[arg-type]
-    assert driver.private_memory(third.graph) == [(third.result.data_ptr(), 16)]  # type: ignore[arg-type]
+    assert driver.private_memory(second.graph) == []
+    assert driver.private_memory(third.graph) == [(third.result.data_ptr(), 16)]
 
 
 def test_work_on_a_second_stream_of_the_capture_knows_the_memory_of_the_first(

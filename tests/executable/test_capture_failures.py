@@ -233,10 +233,11 @@ def test_a_step_that_fails_half_way_keeps_no_memory_and_no_nodes(scene: Scene) -
 
 
 def _free_memory(driver: Driver) -> int:
-    """Free bytes of the device, without what torch keeps back for later."""
-    if not driver.is_emulated:
-        torch.cuda.empty_cache()
-    return driver.memory_info()[0]
+    """Free bytes; on a device those torch does not hold (other processes use the device too)."""
+    if driver.is_emulated:
+        return driver.memory_info()[0]
+    torch.cuda.empty_cache()
+    return -torch.cuda.memory_reserved()
 
 
 def test_a_cuda_error_of_another_kind_becomes_a_capture_error_with_its_code(scene: Scene) -> None:
