@@ -3,7 +3,8 @@
 Pointers and launch shapes, kernel identities, operands and edges count. Contents of memory and the
 driver's handles never do, so the same capture made twice has the same fingerprint as long as it
 touches the same memory; any single change makes another one, and :meth:`Fingerprint.compare` says
-in words which.
+in words which. Memory that the capture made for itself counts by order. A constant that the
+emulated driver records (``torch.tensor([...])`` in a step) is part of the graph, so its values do.
 
 What cannot be seen is not in it: a foreign host callback's user data, a tensor freed and allocated
 again inside a segment that another library's allocator keeps (owners cover that), and, on a device,
