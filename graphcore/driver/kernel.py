@@ -70,9 +70,15 @@ class Parameter:
     type: str
 
     def __post_init__(self) -> None:
-        base = self.pointee if self.is_pointer else self.type
-        known = _POINTEES if self.is_pointer else _SCALARS
-        if base in known or (base.startswith("bytes:") and base[6:].isdigit()):
+        if not self.name.isidentifier():  # "f32 *x" would be a scalar called *x
+            raise ConfigurationError(
+                f"parameter {self.name!r}: expected a name as in C, after its type and any '*'"
+            )
+        if self.is_pointer:
+            known = self.pointee in _POINTEES
+        else:
+            known = self.type in _SCALARS or (self.type[:6] == "bytes:" and self.type[6:].isdigit())
+        if known:
             return
         raise ConfigurationError(
             f"parameter {self.name!r}: unknown type {self.type!r}; expected one of "

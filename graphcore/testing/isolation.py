@@ -43,7 +43,8 @@ def run_isolated(
         arguments: Given to the script.
         timeout: Seconds after which the process is killed.
         search: Folders put in front of the module search path.
-        environment: Its environment variables; None passes this process's on.
+        environment: Its environment variables; None passes this process's on. The module search
+            path is added.
 
     Raises:
         subprocess.TimeoutExpired: The script did not end in time.

@@ -35,3 +35,10 @@ def test_folders_are_searched_first(tmp_path: Path) -> None:
     (tmp_path / "only_here.py").write_text("answer = 42\n", encoding="utf-8")
     run = run_isolated("import only_here; print(only_here.answer)", search=[tmp_path])
     assert run.stdout == "42\n"
+
+
+def test_the_environment_is_this_processs_or_the_one_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SEEN_HERE", "1")
+    script = "import os; print('SEEN_HERE' in os.environ, 'GIVEN' in os.environ)"
+    assert run_isolated(script).stdout == "True False\n"
+    assert run_isolated(script, environment={"GIVEN": "1"}).stdout == "False True\n"
