@@ -75,17 +75,13 @@ def capture_step(
         cache.seek(at)
         step.run()
 
-    driver.synchronize()  # the capture stream reads what the current one has written
     try:
         with torch.no_grad():
             capturing.warm_up(warm_up, _warmup_steps)
-            cache.seek(at)
-            driver.synchronize()
             with capturing, _named_modules(capturing, model):
                 _keep(capturing, step, model, cache)
                 step.run(capturing.annotate)
-    finally:
-        driver.synchronize()
+    finally:  # the warm-up was waited for
         step.restore(saved)
         cache.restore_slot(at, slot)
         cache.seek(held)

@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Any
 
-from graphcore.driver import CaptureMode, Driver, Stream, active
+from graphcore.driver import LEGACY_STREAM, CaptureMode, Driver, Stream, active
 from graphcore.driver.records import CaptureState, GraphHandle
 from graphcore.errors import CaptureError, CudaError, LifecycleError
 from graphcore.executable.capture_options import (
@@ -31,7 +31,7 @@ from graphcore.executable.graph_exec import forget_bindings
 from graphcore.executable.handles import GraphResource, NotCopied
 from graphcore.executable.location import caller
 from graphcore.executable.resting import resting_collector
-from graphcore.interop import choose_driver, use_stream
+from graphcore.interop import choose_driver, current_stream, use_stream
 from graphcore.interop.torch import MemoryPool
 from graphcore.resources.driver_argument import checked_driver
 from graphcore.resources.lifetime import Owner, OwnerSet, collect
@@ -123,7 +123,11 @@ class Capture(NotCopied):
                 self._annotations.append((start, stop, label))
 
     def warm_up(self, step: Callable[[], object], times: int) -> None:
-        """Runs ``step`` where the capture will, for real, after all work before it, and waits.
+        """Runs ``step`` where the capture will, for real, and waits for it.
+
+        It runs after the work that the current stream has by now; work of other streams that it
+        reads must be ordered before, as for any stream. The device is never waited for as a whole:
+        that would break the captures of other threads.
 
         Raises:
             LifecycleError: The capture is under way or over.
@@ -132,10 +136,17 @@ class Capture(NotCopied):
         self._refuse_reuse()
         refuse_second()
         self._prepare()
-        self.driver.synchronize()  # the step reads what other streams have written
-        with self._surroundings():
-            for _ in range(times):
-                step()
+        self._follow_current_stream()
+        try:
+            with self._surroundings():
+                for _ in range(times):
+                    step()
+        except BaseException as error:
+            try:  # what ran of it still writes memory
+                self.stream.synchronize()
+            except CudaError as second:
+                error.add_note(f"waiting for the warm-up that failed: {second}")
+            raise
         self.stream.synchronize()
 
     def __repr__(self) -> str:
@@ -288,6 +299,15 @@ class Capture(NotCopied):
         self._stream = fitting_stream(chosen, stream, self.on_legacy_work)
         self._pool = None if chosen.is_emulated else MemoryPool(chosen.device)
         self._driver = chosen
+
+    def _follow_current_stream(self) -> None:
+        """Makes the capture stream wait for what the current stream has by now."""
+        current = current_stream(self.driver)
+        if current in (0, LEGACY_STREAM) and self.stream.is_blocking:
+            return  # CUDA orders the two by itself
+        event = self.driver.event()
+        self.driver.record_event(event.handle, current)
+        self.stream.wait(event)
 
     @contextmanager
     def _surroundings(self) -> Iterator[None]:
