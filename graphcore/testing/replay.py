@@ -1,7 +1,8 @@
 """assert_replay_equals_eager: a captured step does what the step does.
 
-Outputs and padded tails are poisoned before every replay and inputs are fresh each time, so that a
-graph that does nothing, keeps old values, or reads past its rows fails.
+Inputs are fresh for every replay, padded tails are poisoned, and each output is filled with what
+differs from the expected result in every element: a graph that does nothing, keeps old values, or
+reads past its rows fails, whatever the right values are.
 """
 
 from __future__ import annotations
@@ -9,13 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from graphcore.errors import ConfigurationError
 from graphcore.executable import capture_function
 from graphcore.interop import choose_driver
 
 if TYPE_CHECKING:
     import torch
-
-_POISON_BYTE = 0xFF  # NaN in every float type, -1 in signed integers
 
 
 def assert_replay_equals_eager(
@@ -34,17 +34,20 @@ def assert_replay_equals_eager(
         inputs: Static input tensors on one device; overwritten by this check.
         fresh: ``fresh(round)`` gives inputs of the same shapes; None draws random ones (integers
             are shuffled copies of ``inputs``, so that they stay valid).
-        rounds: How many fresh inputs are tried.
-        valid_rows: Rows (dimension 0) that count. The rest of every floating-point input is
-            poisoned and the rest of every output is not looked at; the eager call gets the valid
-            rows alone.
-        tolerance: Largest difference allowed, absolute and relative; 0 asks for equal values.
+        rounds: How many fresh inputs are tried, at least 1.
+        valid_rows: Rows (dimension 0) that count, at least 1. The rest of every floating-point
+            input is poisoned and the rest of every output is not looked at; the eager call gets
+            the valid rows alone.
+        tolerance: Largest difference allowed, absolute and relative, in floating-point outputs; 0
+            asks for equal values. Whole numbers and flags are always compared for equality.
 
     Raises:
-        AssertionError: A replay differs; names round and output.
+        AssertionError: A replay differs, or an output has no elements; names round and output.
+        ConfigurationError: A number with which the check could not fail; nothing was run.
     """
     import torch
 
+    _check_numbers(inputs, rounds, valid_rows, tolerance)
     driver = choose_driver(*inputs)
     originals = [tensor.clone() for tensor in inputs]
     graph = capture_function(step, *inputs, driver=driver)
@@ -54,19 +57,41 @@ def assert_replay_equals_eager(
         for number in range(rounds):
             given = fresh(number) if fresh else [_drawn(tensor, number) for tensor in originals]
             with torch.no_grad():
-                valid = [tensor[:valid_rows] for tensor in given]
+                valid = [_rows(tensor, valid_rows) for tensor in given]
                 expected = [tensor.clone() for tensor in _as_tensors(step(*valid))]
                 for static, new in zip(inputs, given, strict=True):
                     static.copy_(new)
-                    if valid_rows is not None and static.is_floating_point():
-                        _poison(static[valid_rows:])
-                for output in outputs:
-                    _poison(output)
+                    if valid_rows is not None and static.dim() and not _is_exact(static):
+                        static[valid_rows:].fill_(float("nan"))
+                pairs = [
+                    (_rows(output, valid_rows), wanted)
+                    for output, wanted in zip(outputs, expected, strict=True)
+                ]
+                for index, (output, wanted) in enumerate(pairs):
+                    _check_comparable(output, wanted, f"round {number}, output {index}")
+                    _poison(output, wanted)
             driver.synchronize()
             executable.launch()
             driver.synchronize()
-            for index, (output, wanted) in enumerate(zip(outputs, expected, strict=True)):
-                _compare(output[:valid_rows], wanted, tolerance, f"round {number}, output {index}")
+            for index, (output, wanted) in enumerate(pairs):
+                _compare(output, wanted, tolerance, f"round {number}, output {index}")
+
+
+def _check_numbers(
+    inputs: Sequence[torch.Tensor], rounds: int, valid_rows: int | None, tolerance: float
+) -> None:
+    if rounds < 1:
+        raise ConfigurationError(f"rounds: expected at least 1, got {rounds}")
+    if not 0 <= tolerance < float("inf"):
+        raise ConfigurationError(f"tolerance: expected a finite number >= 0, got {tolerance}")
+    rows = min((tensor.shape[0] for tensor in inputs if tensor.dim()), default=0)
+    if valid_rows is not None and not 1 <= valid_rows <= rows:
+        raise ConfigurationError(f"valid_rows: expected 1 to {rows} rows, got {valid_rows}")
+
+
+def _rows(tensor: torch.Tensor, count: int | None) -> torch.Tensor:
+    """The first ``count`` rows; all of it for None, or where it has no dimensions."""
+    return tensor if count is None or not tensor.dim() else tensor[:count]
 
 
 def _as_tensors(result: Any) -> list[torch.Tensor]:
@@ -101,27 +126,36 @@ def _drawn(like: torch.Tensor, seed: int) -> torch.Tensor:
     return like.flatten()[order].reshape(like.shape)
 
 
-def _poison(tensor: torch.Tensor) -> None:
-    import torch
+def _is_exact(tensor: torch.Tensor) -> bool:
+    """Whole numbers and flags: without a NaN, and without rounding."""
+    return not (tensor.is_floating_point() or tensor.is_complex())
 
-    if tensor.is_floating_point():
-        tensor.fill_(float("nan"))
-    elif tensor.dtype is torch.bool:
-        tensor.logical_not_()
+
+def _poison(output: torch.Tensor, wanted: torch.Tensor) -> None:
+    """Fills ``output`` with what differs from ``wanted`` in every element."""
+    if _is_exact(output):
+        output.copy_(wanted.bitwise_not())
     else:
-        tensor.fill_(-1 if tensor.dtype.is_signed else _POISON_BYTE)
+        output.fill_(float("nan"))
+
+
+def _check_comparable(output: torch.Tensor, wanted: torch.Tensor, where: str) -> None:
+    if output.shape != wanted.shape:
+        raise AssertionError(
+            f"{where}: expected shape {tuple(wanted.shape)}, got {tuple(output.shape)}"
+        )
+    if output.dtype != wanted.dtype:
+        raise AssertionError(f"{where}: expected {wanted.dtype}, got {output.dtype}")
+    if not wanted.numel():
+        raise AssertionError(f"{where}: expected elements to compare, got none")
 
 
 def _compare(output: torch.Tensor, wanted: torch.Tensor, tolerance: float, where: str) -> None:
     import torch
 
-    if output.shape != wanted.shape:
-        raise AssertionError(
-            f"{where}: expected shape {tuple(wanted.shape)}, got {tuple(output.shape)}"
-        )
     equal = (
         torch.equal(output, wanted)
-        if tolerance == 0
+        if tolerance == 0 or _is_exact(wanted)
         else torch.allclose(output, wanted, rtol=tolerance, atol=tolerance)
     )
     if not equal:

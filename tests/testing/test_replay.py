@@ -9,7 +9,8 @@ import pytest
 import torch
 from helpers.tensors import device_of
 
-from graphcore.driver import Driver
+from graphcore.driver import Driver, active
+from graphcore.errors import ConfigurationError
 from graphcore.testing import assert_replay_equals_eager
 
 
@@ -120,3 +121,76 @@ def test_an_output_of_another_shape_fails(graphcore_driver: Driver) -> None:
         assert_replay_equals_eager(
             lambda t: t[:2] * 1 if t.shape[0] == 6 else t * 1, [x.clone()], valid_rows=4
         )
+
+
+def _writes_nothing(make: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., Any]:
+    """Right when called eagerly; captured, it returns memory that the graph never writes."""
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        out = make(x)
+        if active.current() is not None:
+            return torch.empty_like(out)
+        return out
+
+    return step
+
+
+VALUES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "float": lambda x: x * 2,
+    "minus one": lambda x: torch.full_like(x, -1, dtype=torch.int64),
+    "byte 255": lambda x: torch.full_like(x, 255, dtype=torch.uint8),
+    "true": lambda x: torch.ones_like(x, dtype=torch.bool),
+    "false": lambda x: torch.zeros_like(x, dtype=torch.bool),
+    "complex minus one": lambda x: torch.full_like(x, -1, dtype=torch.complex64),
+    "no dimensions": lambda x: x.sum(),
+}
+
+
+@pytest.mark.parametrize("rounds", [1, 2])
+@pytest.mark.parametrize("value", VALUES)
+def test_an_output_that_is_never_written_fails_whatever_its_value(
+    graphcore_driver: Driver, value: str, rounds: int
+) -> None:
+    x, _ = inputs(graphcore_driver)
+    assert_replay_equals_eager(VALUES[value], [x], rounds=rounds)  # control: written, it passes
+    with pytest.raises(AssertionError, match="replay differs from eager"):
+        assert_replay_equals_eager(_writes_nothing(VALUES[value]), [x], rounds=rounds)
+
+
+def test_whole_numbers_are_equal_whatever_the_tolerance(graphcore_driver: Driver) -> None:
+    x, _ = inputs(graphcore_driver)
+    step = _writes_nothing(lambda t: torch.zeros_like(t, dtype=torch.int32))
+    with pytest.raises(AssertionError, match="replay differs from eager"):
+        assert_replay_equals_eager(step, [x], tolerance=2.0)
+
+
+def test_inputs_without_dimensions_are_replayed(graphcore_driver: Driver) -> None:
+    scalar = torch.tensor(3.0, device=device_of(graphcore_driver))
+    assert_replay_equals_eager(lambda t: t * 2, [scalar])
+    with pytest.raises(AssertionError, match="replay differs from eager"):
+        assert_replay_equals_eager(_writes_nothing(lambda t: t * 2), [scalar])
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("rounds", 0),
+        ("valid_rows", 0),
+        ("valid_rows", 7),
+        ("tolerance", -1.0),
+        ("tolerance", float("inf")),
+        ("tolerance", float("nan")),
+    ],
+)
+def test_a_check_that_could_not_fail_is_refused(
+    graphcore_driver: Driver, field: str, value: float
+) -> None:
+    x, _ = inputs(graphcore_driver)
+    with pytest.raises(ConfigurationError, match=f"{field}: expected .*, got {value}"):
+        assert_replay_equals_eager(lambda t: t * 2, [x], **{field: value})
+
+
+def test_outputs_without_elements_prove_nothing_and_fail(graphcore_driver: Driver) -> None:
+    x, _ = inputs(graphcore_driver)
+    with pytest.raises(AssertionError, match="output 0: expected elements to compare, got none"):
+        assert_replay_equals_eager(lambda t: t[:0] * 2, [x])
