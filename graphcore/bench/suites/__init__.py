@@ -13,7 +13,9 @@ from typing import Any
 from graphcore.bench.results import Row
 from graphcore.driver import Driver
 
-SUITES: Mapping[str, str] = {"launch": "graphcore.bench.suites.launch"}
+SUITES: Mapping[str, str] = {
+    name: f"graphcore.bench.suites.{name}" for name in ("inspect", "launch", "update")
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,17 +51,31 @@ class Chain:
         for _ in range(self.length):
             self.driver.launch(self._function, _ONE_THREAD, self._arguments, stream)
 
+    @property
+    def buffer(self) -> Buffer:
+        """The one float that the chain counts in."""
+        return self._buffer
+
+    def clear(self) -> None:
+        """Waits for the device and sets the sum to 0."""
+        self.driver.synchronize()
+        self.driver.write(self._buffer.address, bytes(4))
+
+    def sum(self) -> float:
+        """What the launches since :meth:`clear` have added."""
+        (found,) = struct.unpack("f", self.driver.read(self._buffer.address, 4))
+        return float(found)
+
     def check(self, name: str, launch: Callable[[], object]) -> None:
         """Launches once and looks at the sum.
 
         Raises:
             GraphcoreError: The arm ``name`` did not run the chain exactly once.
         """
-        self.driver.synchronize()
-        self.driver.write(self._buffer.address, bytes(4))
+        self.clear()
         launch()
-        (found,) = struct.unpack("f", self.driver.read(self._buffer.address, 4))
+        found = self.sum()
         if found != self.length:
             raise GraphcoreError(
-                f"bench launch: arm {name}: expected one launch to add {self.length}, got {found}"
+                f"bench: arm {name}: expected one launch to add {self.length}, got {found}"
             )

@@ -42,7 +42,7 @@ def torch(chain: Chain) -> Launch:
 
 def cuda_core(chain: Chain) -> Launch:
     """``launch`` of a graph built by cuda.core's graph builder."""
-    library = _cuda_core()
+    library = cuda_core_module()
     device = library.Device(chain.driver.device)
     device.set_current()
     builder = device.create_graph_builder()
@@ -65,7 +65,8 @@ def cupy(chain: Chain) -> Launch:
     return graph.launch, stream
 
 
-def _cuda_core() -> Any:
+def cuda_core_module() -> Any:
+    """cuda.core, under the name its version has; ImportError where it is missing."""
     library = importlib.import_module("cuda.core")
     if hasattr(library, "Device"):
         return library

@@ -1,0 +1,198 @@
+"""Suite update: what it costs the CPU to change what an executable does, its next launch included.
+
+Every call makes an executable run the same kernels on other memory and launches it. The floor is a
+C loop over the same driver calls; a capture made anew and an executable made anew are what a user
+without updates pays.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import time
+from collections.abc import Callable, Mapping
+from statistics import median
+from typing import Any
+
+from graphcore.bench.cloop import UpdateLoop
+from graphcore.bench.harness import Arm, Effort, measure, python_arm
+from graphcore.bench.results import Row, row_of
+from graphcore.bench.suites import Measured, Request
+from graphcore.bench.suites.chain import Chain
+from graphcore.bench.suites.update_peers import EMULATED_PEERS, PEERS, Pair
+from graphcore.driver import Driver
+from graphcore.errors import ConfigurationError, GraphcoreError
+
+Note = Mapping[str, Any]
+Step = Callable[[], object]
+
+WHOLE = (128, 1024)
+OURS = "ours"
+
+_ANEW = 5
+_GROWTH_UPDATES = 1000
+_STEP_NODES, _STEPS = 700, 200  # about 1 us a dependent node: a step of 700 us
+
+
+def run(driver: Driver, request: Request) -> Measured:
+    """Measures every case; on the emulated driver a few calls of each, which mean nothing."""
+    rows: list[Row] = []
+    notes: list[Note] = []
+    with driver.stream(blocking=True) as stream:
+        for length in (16,) if driver.is_emulated else WHOLE:
+            pair = Chain(driver, stream, length), Chain(driver, stream, length)
+            rows.append(_whole(pair, request, notes))
+            notes += _anew(pair)
+        length = 16 if driver.is_emulated else _STEP_NODES
+        pair = Chain(driver, stream, length), Chain(driver, stream, length)
+        notes += [_growth(pair), _every_step(pair)]
+    return Measured(rows, notes)
+
+
+def _whole(pair: Pair, request: Request, notes: list[Note]) -> Row:
+    floor, peers = _floor(pair), _peers(pair, request, notes)
+    arms = [floor, _arm(pair, OURS, _ours(pair)), *peers]
+    driver = pair[0].driver
+    timings = measure(arms, effort(driver, request), driver.synchronize)
+    return row_of(
+        f"whole n={pair[0].length}",
+        timings,
+        ours=OURS,
+        floor=floor.name,
+        peers=[arm.name for arm in peers],
+        allowance=0.0,
+    )
+
+
+def _ours(pair: Pair) -> Step:
+    executable, stream = pair[0].graph.instantiate(), pair[0].stream
+    graphs = itertools.cycle([chain.graph for chain in pair[::-1]])
+
+    def call() -> None:
+        executable.update(next(graphs))
+        executable.launch(stream)
+
+    return call
+
+
+def _floor(pair: Pair) -> Arm:
+    driver, stream = pair[0].driver, pair[0].stream.handle
+    if driver.is_emulated:
+        return _arm(pair, "driver calls", EMULATED_PEERS["driver call"](pair))
+    loop, executable = UpdateLoop(), driver.instantiate(pair[0].graph.handle)
+    graphs = itertools.cycle([chain.graph.handle for chain in pair[::-1]])
+    check_pair("C loop", lambda: loop.seconds(executable, [next(graphs)], stream, 1), pair)
+    handles = [chain.graph.handle for chain in pair[::-1]]
+    return Arm("C loop", lambda calls: loop.seconds(executable, handles, stream, calls))
+
+
+def _peers(pair: Pair, request: Request, notes: list[Note]) -> list[Arm]:
+    arms = []
+    for name, build in (EMULATED_PEERS if pair[0].driver.is_emulated else PEERS).items():
+        if name in request.without:
+            found: Note = {"left out": name, "reason": "asked for"}
+        else:
+            try:
+                arms.append(_arm(pair, name, build(pair)))
+                continue
+            except Exception as error:  # another library's: one broken peer must not cost the run
+                found = {"left out": name, "reason": f"{type(error).__name__}: {error}"}
+        if found not in notes:
+            notes.append(found)
+    if not arms:
+        raise ConfigurationError(f"peers: expected at least one, got none: {notes}")
+    return arms
+
+
+def _arm(pair: Pair, name: str, step: Step) -> Arm:
+    check_pair(name, step, pair)
+    return python_arm(name, step)
+
+
+def check_pair(name: str, step: Step, pair: Pair) -> None:
+    """Two calls, of which the first must run the second chain and the second the first one.
+
+    Raises:
+        GraphcoreError: The arm ``name`` did something else.
+    """
+    for target, other in (pair[::-1], pair):
+        target.clear()
+        other.clear()
+        step()
+        found = target.sum(), other.sum()
+        if found != (target.length, 0):
+            raise GraphcoreError(
+                f"bench update: arm {name}: expected one call to add {target.length} to one sum "
+                f"and nothing to the other, got {found}"
+            )
+
+
+def effort(driver: Driver, request: Request) -> Effort:
+    """So few calls in a burst that the device's queue stays far from full."""
+    if driver.is_emulated:
+        return Effort(rounds=2, bursts=1, calls=2)
+    return Effort(rounds=request.rounds, bursts=8, calls=4)
+
+
+# ---- notes: what has no floor ------------------------------------------------------------------
+
+
+def _anew(pair: Pair) -> list[Note]:
+    """An executable made anew with its first launch, which a whole update replaces."""
+    driver, chain, times = pair[0].driver, pair[0], []
+    for _ in range(_ANEW):
+        driver.synchronize()
+        start = time.perf_counter()
+        executable = driver.instantiate(chain.graph.handle)
+        driver.launch_graph(executable, chain.stream.handle)
+        times.append(time.perf_counter() - start)
+        driver.synchronize()
+        driver.destroy_exec(executable)
+    return [_note(f"instantiate and first launch n={chain.length}", "us", median(times) * 1e6)]
+
+
+def _growth(pair: Pair) -> Note:
+    """Device memory after many updates less that before; other processes on the device disturb."""
+    driver = pair[0].driver
+    step = _ours(pair)
+    updates = 20 if driver.is_emulated else _GROWTH_UPDATES
+    for _ in range(4):
+        step()
+    driver.synchronize()
+    before, _ = driver.memory_info()
+    for _ in range(updates):
+        step()
+    driver.synchronize()
+    after, _ = driver.memory_info()
+    return _note(f"growth over {updates} updates", "bytes", before - after)
+
+
+def _every_step(pair: Pair) -> Note:
+    """How much longer steps take, the device always busy, when each is updated before its launch.
+
+    Wall time of a run of steps whose executable is updated at each, over one of plain launches.
+    """
+    driver, stream = pair[0].driver, pair[0].stream
+    plain = pair[0].graph.instantiate()
+    steps = 5 if driver.is_emulated else _STEPS
+    times: dict[str, list[float]] = {"plain": [], "updated": []}
+    ways: dict[str, Step] = {
+        "plain": functools.partial(plain.launch, stream),
+        "updated": _ours(pair),
+    }
+    for name in ("plain", "updated", "updated", "plain") * 3:
+        step = ways[name]
+        step()
+        driver.synchronize()
+        start = time.perf_counter()
+        for _ in range(steps):
+            step()
+        driver.synchronize()
+        times[name].append((time.perf_counter() - start) / steps)
+    extra = median(times["updated"]) / median(times["plain"]) - 1
+    label = f"an update at every step of {median(times['plain']) * 1e6:.0f} us"
+    return _note(label, "% longer", extra * 100)
+
+
+def _note(case: str, unit: str, value: float) -> Note:
+    return {"case": case, "unit": unit, "ours": round(value, 2)}

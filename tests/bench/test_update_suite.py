@@ -1,0 +1,80 @@
+"""Suites update and inspect: stable names, arms that do nothing are found out, peers' own calls."""
+
+import json
+import types
+
+import pytest
+
+from graphcore.bench import main
+from graphcore.bench.suites import update, update_peers
+from graphcore.bench.suites.chain import Chain
+from graphcore.errors import GraphcoreError
+
+
+@pytest.fixture
+def pair():
+    from graphcore.driver import open_driver
+
+    driver = open_driver("emulated")
+    with driver.stream(blocking=True) as stream:
+        yield Chain(driver, stream, 4), Chain(driver, stream, 4)
+
+
+def _report(tmp_path, suite):
+    path = tmp_path / f"{suite}.json"
+    assert main([suite, "--driver", "emulated", "--out", str(path)]) == 0
+    return json.loads(path.read_text())
+
+
+def test_suite_update_gives_rows_of_stable_names_and_its_notes(tmp_path):
+    report = _report(tmp_path, "update")
+    assert "whole n=16" in [row["case"] for row in report["rows"]]
+    for row in report["rows"]:
+        assert row["ours"] > 0
+        assert row["floor"] > 0
+        assert row["peers"]
+    notes = {note["case"]: note["ours"] for note in report["notes"] if "case" in note}
+    assert notes["growth over 20 updates"] == 0
+    assert "instantiate and first launch n=16" in notes
+
+
+def test_suite_inspect_measures_every_look_at_every_size(tmp_path):
+    cases = [note["case"] for note in _report(tmp_path, "inspect")["notes"]]
+    looks = ("snapshot", "fingerprint", "diff", "check")
+    assert cases == [
+        *(f"{look} n={length}" for length in (10, 40) for look in looks),
+        "owners check of a launch",
+    ]
+
+
+def test_every_arm_runs_the_other_chain_at_each_call(pair):
+    for step in (update._ours(pair), update_peers.driver_call(pair)):
+        update.check_pair("it", step, pair)
+
+
+@pytest.mark.parametrize(
+    "step_of",
+    [
+        pytest.param(lambda pair: lambda: None, id="launches nothing"),
+        pytest.param(
+            lambda pair: lambda: pair[0].graph.instantiate().launch(pair[0].stream),
+            id="updates nothing",
+        ),
+    ],
+)
+def test_an_arm_that_does_not_do_the_work_is_found_out(pair, step_of):
+    with pytest.raises(GraphcoreError, match="arm lazy"):
+        update.check_pair("lazy", step_of(pair), pair)
+
+
+def test_a_missing_peer_is_a_note_and_another_one_stands(pair, monkeypatch):
+    def broken(pair):
+        raise ImportError("no such library")
+
+    peers = {"absent": broken, "driver call": update_peers.driver_call}
+    monkeypatch.setattr(update, "EMULATED_PEERS", peers)
+    notes = []
+    request = types.SimpleNamespace(without=frozenset(), rounds=7)
+    arms = update._peers(pair, request, notes)
+    assert [arm.name for arm in arms] == ["driver call"]
+    assert notes == [{"left out": "absent", "reason": "ImportError: no such library"}]
