@@ -18,7 +18,6 @@ WITH_CODE = [
     name for name in DOCUMENTS if any(b.info == RUN for b in documents.blocks(documents.read(name)))
 ]
 FILE_NAME = re.compile(r"`((?:graphcore|graphcore_kernels|kernels|tests|docs|examples)/[\w./-]+)`")
-TEST_NAME = re.compile(r"`(tests/[\w/.]+\.py)(?:::(\w+))?`")
 
 
 @pytest.mark.parametrize("document", WITH_CODE)
@@ -63,18 +62,12 @@ def test_a_file_that_a_document_names_exists(document):
     assert [name for name in named if not (ROOT / name).exists()] == []
 
 
-def named_tests():
-    return sorted(
-        {
-            (path, name)
-            for document in DOCUMENTS
-            for path, name in TEST_NAME.findall(documents.read(document))
-        }
-    )
+ALL_NAMED = sorted(set().union(*(documents.named_tests(documents.read(d)) for d in DOCUMENTS)))
 
 
-@pytest.mark.parametrize(("path", "name"), named_tests())
-def test_a_test_that_a_document_names_exists(path, name):
+@pytest.mark.parametrize("named", ALL_NAMED)
+def test_a_test_that_a_document_names_exists(named):
+    path, _, name = named.partition("::")
     source = (ROOT / path).read_text(encoding="utf-8")
     if name:
         functions = [node.name for node in ast.parse(source).body if hasattr(node, "name")]
@@ -86,7 +79,7 @@ def test_the_page_of_features_names_a_test_in_every_row():
     rows = [line for line in text.splitlines() if line.startswith("| ") and "---" not in line]
     heads = [line for line in rows if line.rstrip(" |").endswith("tests")]
     assert len(rows) > 40
-    assert [row for row in rows if row not in heads and not TEST_NAME.search(row)] == []
+    assert [row for row in rows if row not in heads and not documents.named_tests(row)] == []
 
 
 def test_the_page_of_errors_draws_the_tree_that_the_code_draws():

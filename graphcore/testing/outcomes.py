@@ -93,7 +93,17 @@ class Recorder:
             "failed": counts["failed"],
             "skipped": counts["skipped"],
             "skip_reasons": dict(self._reasons),
+            "passed_functions": self._passed_functions(),
         }
+
+    def _passed_functions(self) -> list[str]:
+        """Test functions of which a case passed and none failed."""
+        ends: dict[str, set[str]] = {}
+        for test_id, outcome in self._tests.items():
+            ends.setdefault(test_id.partition("[")[0], set()).add(outcome)
+        return sorted(
+            name for name, found in ends.items() if "passed" in found and "failed" not in found
+        )
 
 
 def _device() -> str:

@@ -12,6 +12,7 @@ DOCUMENTS = tuple(
 
 _FENCE = re.compile(r"^```(.*?)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
+_TEST_NAME = re.compile(r"`(tests/[\w/.]+\.py(?:::\w+)?)`")
 _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 
 
@@ -55,3 +56,8 @@ def anchors(text):
 def numbered(block):
     """The block's code on the lines where the document has it, so that errors name them."""
     return "\n" * (block.line - 1) + block.text
+
+
+def named_tests(text):
+    """The tests that ``text`` names, as ``tests/x.py`` or ``tests/x.py::test_y``."""
+    return set(_TEST_NAME.findall(text))
