@@ -172,11 +172,15 @@ class EmbedGraph:
 class Call:
     """A Python callable that launches work, captured as a child graph.
 
-    ``arguments`` are given to it in order; views arrive as tensors of their buffer's library.
+    ``arguments`` are given to it in order; views arrive as torch tensors or CuPy arrays where their
+    buffer's memory is torch's or CuPy's, else as :class:`graphcore.Buffer`. What it returns is
+    dropped. Before it is captured it runs ``warmup`` times on copies of its buffers: a library's
+    first call cannot be captured, and the contents of the real ones stay as they are.
     """
 
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
+    warmup: int = 1
 
 
 @dataclass(frozen=True, slots=True)
