@@ -27,6 +27,7 @@ _HOMES = {
     "Graph": "graphcore.executable",
     "GraphDiff": "graphcore.graph",
     "GraphExec": "graphcore.executable",
+    "GraphPlan": "graphcore.plan",
     "GraphSnapshot": "graphcore.graph",
     "GraphcoreError": "graphcore.errors",
     "GraphcoreWarning": "graphcore.errors",
@@ -34,7 +35,10 @@ _HOMES = {
     "LaunchConfig": "graphcore.driver.records",
     "LifecycleError": "graphcore.errors",
     "OverwrittenOutputError": "graphcore.errors",
+    "PlanBuffer": "graphcore.plan",
     "PlanError": "graphcore.errors",
+    "PlanNode": "graphcore.plan",
+    "PlanProblem": "graphcore.plan",
     "StaleGraphError": "graphcore.errors",
     "StaleResource": "graphcore.executable",
     "Stream": "graphcore.driver",
@@ -64,6 +68,7 @@ __all__ = [
     "Graph",
     "GraphDiff",
     "GraphExec",
+    "GraphPlan",
     "GraphSnapshot",
     "GraphcoreError",
     "GraphcoreWarning",
@@ -71,7 +76,10 @@ __all__ = [
     "LaunchConfig",
     "LifecycleError",
     "OverwrittenOutputError",
+    "PlanBuffer",
     "PlanError",
+    "PlanNode",
+    "PlanProblem",
     "StaleGraphError",
     "StaleResource",
     "Stream",
@@ -115,6 +123,7 @@ if TYPE_CHECKING:
         capture_function,
     )
     from graphcore.graph import GraphDiff, GraphSnapshot, diff
+    from graphcore.plan import GraphPlan, PlanBuffer, PlanNode, PlanProblem
     from graphcore.resources.buffer import Buffer
     from graphcore.resources.fingerprint import Fingerprint, fingerprint
 

@@ -26,6 +26,9 @@ every error raised by a check of ours; after a :class:`CudaError` whose code is 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 __all__ = [
     "CacheTypeError",
     "CapacityError",
@@ -118,7 +121,16 @@ class CapacityError(ConfigurationError):
 
 
 class PlanError(ConfigurationError):
-    """A graph plan that cannot be built; ``problems`` of the plan say where."""
+    """A graph plan that cannot be built.
+
+    Args:
+        message: What is wrong.
+        problems: All that is wrong, as :class:`graphcore.PlanProblem`, where the plan was checked.
+    """
+
+    def __init__(self, message: str, problems: Sequence[Any] = ()) -> None:
+        self.problems = tuple(problems)
+        super().__init__(message)
 
 
 class CacheTypeError(GraphcoreError, TypeError):

@@ -8,7 +8,7 @@ makes them and is the only place where a plan grows.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -56,6 +56,15 @@ class PlanBuffer:
         """A view by basic indexing (int, slice, ..., None), as in NumPy; no copy."""
         return self.whole[index]
 
+    def __len__(self) -> int:
+        return len(self.whole)
+
+    def __iter__(self) -> Iterator[View]:
+        return iter(self.whole)
+
+    def __bool__(self) -> bool:
+        return True
+
 
 @dataclass(frozen=True, slots=True)
 class View:
@@ -98,6 +107,64 @@ class View:
 
         return index_view(self, index)
 
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError(f"a view of {self.buffer.name} without axes has no length")
+        return self.shape[0]
+
+    def __iter__(self) -> Iterator[View]:
+        """The views along the first axis."""
+        return (self[position] for position in range(len(self)))
+
+    def __bool__(self) -> bool:
+        return True
+
+    @property
+    def T(self) -> View:  # noqa: N802 -- NumPy's and torch's name
+        """The view with its axes reversed."""
+        return self.transpose()
+
+    def transpose(self, *axes: Any) -> View:
+        """Axes in the order given; without any, reversed (NumPy's ``transpose``)."""
+        from graphcore.plan.views import permute_view
+
+        return permute_view(self, axes)
+
+    def permute(self, *axes: int) -> View:
+        """Torch's name of :meth:`transpose`."""
+        return self.transpose(*axes)
+
+    def reshape(self, *shape: Any) -> View:
+        """The same elements under another shape (one size may be -1); never a copy.
+
+        Raises:
+            ConfigurationError: Another number of elements, or a shape that would need a copy.
+        """
+        from graphcore.plan.views import reshape_view
+
+        return reshape_view(self, shape)
+
+    def view(self, dtype: Any) -> View:
+        """The same bytes as elements of another type; the last axis grows or shrinks.
+
+        Raises:
+            ConfigurationError: The bytes do not divide into whole, aligned elements.
+        """
+        from graphcore.plan.views import retype_view
+
+        return retype_view(self, dtype)
+
+    def as_strided(
+        self, shape: Sequence[int], strides: Sequence[int] | None = None, offset: int = 0
+    ) -> View:
+        """Any shape and strides, ``offset`` elements after the first one of this view.
+
+        Nothing is checked here but the form; the plan's validation checks the bounds.
+        """
+        from graphcore.plan.views import as_strided
+
+        return as_strided(self, shape, strides, offset)
+
 
 @dataclass(frozen=True, slots=True)
 class Condition:
@@ -112,14 +179,22 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class PlanEvent:
-    """An event of the plan by name; the real one is given, or made, when the plan is lowered."""
+    """An event of the plan by name; the real one is given, or made, when the plan is lowered.
+
+    ``external`` ones are recorded outside the plan (on a stream, by another graph), so that the
+    plan may wait for them without recording them.
+    """
 
     name: str
+    external: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A kernel launch. ``arguments`` in order: views, conditions and Python scalars or bytes."""
+    """A kernel launch. ``arguments`` in order: views, conditions and Python scalars or bytes.
+
+    A null pointer is 0.
+    """
 
     kernel: Kernel
     config: LaunchConfig
@@ -272,7 +347,7 @@ class PlanProblem:
 
     Args:
         kind: "cycle", "unknown buffer", "out of bounds", "dtype", "strides", "race", "body",
-            "allocation", "event", "order" or "argument".
+            "allocation", "event", "condition", "order", "name" or "argument".
         message: One sentence with names, what was expected and what came.
         nodes: Names of the nodes at fault ("loop/body 0/step" for inner ones).
         byte_range: Of a race: (buffer name, first byte, past the last byte).

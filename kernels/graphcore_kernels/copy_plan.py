@@ -16,6 +16,7 @@ from itertools import chain
 from math import gcd, prod
 
 from graphcore.errors import ConfigurationError
+from graphcore.resources.overlap import overlaps_itself, span
 from graphcore_kernels._axes import (
     Axes,
     Axis,
@@ -30,7 +31,6 @@ from graphcore_kernels._axes import (
     widen,
 )
 from graphcore_kernels._division import magic
-from graphcore_kernels._overlap import overlaps_itself, span
 
 MAX_AXES = 8
 WIDEST_WORD = 16

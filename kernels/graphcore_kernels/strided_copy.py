@@ -14,10 +14,10 @@ from typing import Any
 from graphcore.driver import Driver, Kernel, active, kernel
 from graphcore.driver.records import LaunchConfig
 from graphcore.errors import ConfigurationError
+from graphcore.resources.overlap import overlap
 from graphcore.resources.tensors import TensorRef, describe
 from graphcore_kernels._drivers import Operand, choose_driver, choose_place
 from graphcore_kernels._module import load, load_through_cupy, read_source
-from graphcore_kernels._overlap import overlap
 from graphcore_kernels.copy_plan import (
     WIDEST_WORD,
     CopyClass,

@@ -1,4 +1,4 @@
-"""Whether strided memory overlaps, decided exactly: a copy must not write what it reads or wrote.
+"""Whether strided memory overlaps, decided exactly: what a copy and what a plan must know.
 
 An element's place is a sum of steps taken so many times; two places meet where a bounded linear
 equation has a solution. The search prunes by reach and by divisibility, so ordinary views are
@@ -43,6 +43,7 @@ def overlap(
     second: tuple[tuple[int, int], ...],
     distance: int,
     itemsize: int,
+    other_itemsize: int = 0,
 ) -> bool:
     """Whether two views share a byte.
 
@@ -50,19 +51,21 @@ def overlap(
         first: (size, stride in bytes) of each dimension.
         second: The same of the other view.
         distance: Address of ``second`` less address of ``first``, bytes.
-        itemsize: Bytes of an element of either.
+        itemsize: Bytes of an element of the first.
+        other_itemsize: Of the second; 0 where it is the same.
     """
+    width = other_itemsize or itemsize
     lowest, highest = span(first)
     other_lowest, other_highest = span(second)
     if distance + other_lowest >= highest + itemsize:
         return False
-    if distance + other_highest + itemsize <= lowest:
+    if distance + other_highest + width <= lowest:
         return False
     terms = [(stride, size - 1) for size, stride in first]
     terms += [(-stride, size - 1) for size, stride in second]
     # which byte of the one element is which of the other
-    terms.append((1, 2 * (itemsize - 1)))
-    return _is_reached(distance + itemsize - 1, terms)
+    terms.append((1, itemsize + width - 2))
+    return _is_reached(distance + width - 1, terms)
 
 
 def _is_nested(steps: Sequence[tuple[int, int]]) -> bool:

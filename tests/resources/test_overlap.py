@@ -6,10 +6,11 @@ import itertools
 
 import numpy
 import pytest
-from graphcore_kernels import _overlap
-from graphcore_kernels._overlap import overlap, overlaps_itself, span
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from graphcore.resources import overlap as module
+from graphcore.resources.overlap import overlap, overlaps_itself, span
 
 sides = st.lists(st.tuples(st.integers(1, 5), st.integers(-12, 12)), max_size=4).map(tuple)
 
@@ -67,6 +68,6 @@ def test_a_view_too_hard_to_decide_counts_as_overlapping(monkeypatch):
     view = ((50, 101), (50, 103), (50, 107), (50, 109))
     apart = ((3, 38), (2, 18), (2, 33), (5, 32))
     assert not overlaps_itself(apart)
-    monkeypatch.setattr(_overlap, "_MOST_STEPS", 0)
+    monkeypatch.setattr(module, "_MOST_STEPS", 0)
     assert overlaps_itself(view)
     assert overlaps_itself(apart)

@@ -1,0 +1,217 @@
+"""What a plan holds, and the one way it grows: names, nodes, and the order given to them.
+
+A body of a conditional node is a plan of its own that shares buffers, events and conditions with
+its parent. Names of later nodes may be used in ``after``; they are filled in when the node comes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from graphcore.errors import ConfigurationError, PlanError
+from graphcore.plan.records import Condition, PlanBuffer, PlanEvent, PlanNode, View, Work
+
+if TYPE_CHECKING:
+    from graphcore.plan.order import Order
+    from graphcore.plan.plan import GraphPlan
+
+
+@dataclass(slots=True)
+class Registry:
+    """What a plan and its bodies share. ``revision`` counts changes of any of them."""
+
+    buffers: dict[str, PlanBuffer] = field(default_factory=dict)
+    events: dict[str, PlanEvent] = field(default_factory=dict)
+    conditions: dict[str, Condition] = field(default_factory=dict)
+    embedded: list[GraphPlan] = field(default_factory=list)
+    revision: int = 0
+
+    def revisions(self) -> tuple[int, ...]:
+        """Changes whenever this plan, or one embedded in it, does."""
+        inner = (number for plan in self.embedded for number in plan._registry.revisions())
+        return (self.revision, *inner)
+
+
+class PlanContents:
+    """The nodes of a plan or body, and the names it shares with its bodies."""
+
+    def __init__(self, name: str = "", *, registry: Registry | None = None) -> None:
+        if not isinstance(name, str):
+            raise ConfigurationError(f"name: expected a str, got {name!r:.60}")
+        self.name = name
+        self._registry = registry or Registry()
+        self._is_body = registry is not None
+        self._nodes: list[PlanNode] = []
+        self._names: dict[str, int | None] = {}
+        self._labels: list[str] = []
+        # the conditional node whose bodies are being written now
+        self._open = ""
+        # name that no node has yet -> indices of the nodes that come after it
+        self._awaited: dict[str, list[int]] = {}
+        self._order: tuple[tuple[int, ...], Order] | None = None
+
+    @property
+    def nodes(self) -> tuple[PlanNode, ...]:
+        """The nodes in program order; those of bodies are in ``node.work.bodies``."""
+        return tuple(self._nodes)
+
+    @property
+    def buffers(self) -> dict[str, PlanBuffer]:
+        """The buffers by name, those of bodies and parent included."""
+        return dict(self._registry.buffers)
+
+    @property
+    def events(self) -> dict[str, PlanEvent]:
+        """The events by name."""
+        return dict(self._registry.events)
+
+    @property
+    def conditions(self) -> dict[str, Condition]:
+        """The conditions by name."""
+        return dict(self._registry.conditions)
+
+    @property
+    def is_body(self) -> bool:
+        """Whether this is a body of a conditional node of another plan."""
+        return self._is_body
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def __iter__(self) -> Iterator[PlanNode]:
+        return iter(tuple(self._nodes))
+
+    def __bool__(self) -> bool:
+        return True
+
+    @contextmanager
+    def annotate(self, label: str) -> Iterator[None]:
+        """Names the nodes added in the block; blocks nest into paths "outer/inner".
+
+        Raises:
+            ConfigurationError: ``label`` is no str.
+        """
+        if not isinstance(label, str):
+            raise ConfigurationError(f"label: expected a str, got {label!r:.60}")
+        self._labels.append(label)
+        try:
+            yield
+        finally:
+            self._labels.pop()
+
+    def index_of(self, node: PlanNode | str | int) -> int:
+        """Position of a node of this plan, given itself, its name or its position.
+
+        Raises:
+            PlanError: It is no node of this plan (or only of a body of it).
+        """
+        if isinstance(node, PlanNode):
+            if node.index < len(self._nodes) and self._nodes[node.index].work is node.work:
+                return node.index
+            raise PlanError(
+                f"node {node.name!r} belongs to another plan or body than {self._title()}; what "
+                "stands in a body can only come after nodes of the same body"
+            )
+        if isinstance(node, str):
+            index = self._names.get(node)
+        else:
+            index = node if isinstance(node, int) and 0 <= node < len(self._nodes) else None
+        if index is None or isinstance(node, bool):
+            raise PlanError(f"{self._title()} has no node {node!r:.60}")
+        return index
+
+    def after_of(self, node: PlanNode | str | int) -> tuple[int, ...]:
+        """Positions of what a node comes directly after: given or derived, the needed ones only.
+
+        Raises:
+            PlanError: It is no node of this plan.
+        """
+        return self._ordered().after[self.index_of(node)]
+
+    def _ordered(self) -> Order:
+        from graphcore.plan.order import order_nodes
+
+        revisions = self._registry.revisions()
+        if self._order is None or self._order[0] != revisions:
+            self._order = revisions, order_nodes(self._nodes)
+        return self._order[1]
+
+    def _add(
+        self,
+        work: Work,
+        base: str,
+        *,
+        name: str | None,
+        after: Any,
+        reads: Sequence[View] = (),
+        writes: Sequence[View] = (),
+    ) -> PlanNode:
+        """Appends a node; nothing has changed where it raises."""
+        if self._open:
+            raise PlanError(
+                f"{self._title()}: the block of {self._open!r} is open; add what it runs to its "
+                "body, and other nodes after the block"
+            )
+        if name is not None and (not isinstance(name, str) or not name):
+            raise ConfigurationError(f"name: expected a str that is not empty, got {name!r:.60}")
+        found, awaited = self._resolve(after)
+        index = len(self._nodes)
+        node = PlanNode(
+            index,
+            self._reserve(base) if name is None else name,
+            work,
+            tuple(reads),
+            tuple(writes),
+            found,
+            "/".join(filter(None, self._labels)),
+        )
+        self._nodes.append(node)
+        self._names[node.name] = index
+        for label in awaited:
+            self._awaited.setdefault(label, []).append(index)
+        for waiting in self._awaited.pop(node.name, ()):
+            earlier = self._nodes[waiting]
+            self._nodes[waiting] = replace(earlier, after=(*(earlier.after or ()), index))
+        self._registry.revision += 1
+        return self._nodes[index]
+
+    def _reserve(self, base: str) -> str:
+        """``base``, or ``base 2`` and so on where it is taken."""
+        name, number = base, 1
+        while name in self._names or name in self._awaited:
+            number += 1
+            name = f"{base} {number}"
+        self._names[name] = None
+        return name
+
+    def _resolve(self, after: Any) -> tuple[tuple[int, ...] | None, list[str]]:
+        """(indices, names that no node has yet) of an ``after``; (None, []) where not given."""
+        if after is None:
+            return None, []
+        found: dict[int, None] = {}
+        awaited: dict[str, None] = {}
+        for item in _flatten(after):
+            if isinstance(item, str) and self._names.get(item) is None:
+                awaited[item] = None
+            else:
+                found[self.index_of(item)] = None
+        return tuple(found), list(awaited)
+
+    def _title(self) -> str:
+        sort = "body" if self._is_body else "plan"
+        return f"{sort} {self.name!r}" if self.name else f"the {sort}"
+
+
+def _flatten(after: Any) -> Iterator[PlanNode | str | int]:
+    if isinstance(after, (PlanNode, str)) or hasattr(after, "__index__"):
+        yield after
+    elif isinstance(after, Iterable):
+        for item in after:
+            yield from _flatten(item)
+    else:
+        raise ConfigurationError(
+            f"after: expected nodes, their names, or a sequence of them; got {after!r:.60}"
+        )
