@@ -75,6 +75,11 @@ def current() -> ActiveCapture | None:
     return _captures.stack[-1] if _captures.stack else None
 
 
+def is_any_under_way() -> bool:
+    """Whether any thread captures: then the device must not be asked or waited for."""
+    return _waiting.captures > 0
+
+
 def keep(owner: object, label: str = "") -> None:
     """Lets the graph that this thread captures keep ``owner`` alive; nothing outside a capture."""
     if _captures.stack:

@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 from graphcore.driver import CaptureMode, Driver, Stream, active, as_stream
 from graphcore.driver.records import CaptureState
 from graphcore.errors import CacheTypeError, CaptureError, ConfigurationError
+from graphcore.interop.torch import MemoryPool
 
 LegacyWork = Literal["error", "ignore"]
 
@@ -26,6 +27,32 @@ def check_label(label: object) -> None:
     """Raises ConfigurationError for a label that is no text."""
     if not isinstance(label, str):
         raise ConfigurationError(f"label: expected a str, got {label!r}")
+
+
+def check_pool(pool: object) -> None:
+    """Raises CacheTypeError for a pool that is none of ours."""
+    if pool is not None and not isinstance(pool, MemoryPool):
+        raise CacheTypeError(
+            f"pool: expected a graphcore.interop.torch.MemoryPool or None, got "
+            f"{type(pool).__name__}"
+        )
+
+
+def stream_for_pool(
+    driver: Driver, given: Any, pool: MemoryPool, on_legacy_work: LegacyWork
+) -> Any:
+    """The stream of a capture into a shared pool: the given one, else the pool's own.
+
+    Raises:
+        ConfigurationError: The pool is of another device.
+    """
+    if pool.device != driver.device:
+        raise ConfigurationError(
+            f"pool: expected one of device {driver.device}, got one of device {pool.device}"
+        )
+    if given is not None:
+        return given
+    return pool.capture_stream(driver, blocking=on_legacy_work == "error")
 
 
 def refuse_second() -> None:

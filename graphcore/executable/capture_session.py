@@ -21,9 +21,11 @@ from graphcore.executable.capture_options import (
     LegacyWork,
     check_label,
     check_options,
+    check_pool,
     fitting_stream,
     refuse_busy,
     refuse_second,
+    stream_for_pool,
 )
 from graphcore.executable.explain import explain_end, explain_failure
 from graphcore.executable.graph import Graph
@@ -53,14 +55,17 @@ class Capture(NotCopied):
         mode: CaptureMode,
         on_legacy_work: LegacyWork,
         expect: int | None,
+        pool: MemoryPool | None = None,
     ) -> None:
         check_options(mode, on_legacy_work, expect)
+        check_pool(pool)
         self.mode = mode
         self.on_legacy_work = on_legacy_work
         self.expect = expect
         self._given = (stream, driver)
         self._driver: Driver | None = None
         self._stream: Stream | None = None
+        self._shared_pool = pool
         self._pool: MemoryPool | None = None
         self._active: active.ActiveCapture | None = None
         self._blocks = ExitStack()
@@ -270,6 +275,8 @@ class Capture(NotCopied):
                 "%s ended with an empty graph: its block launched nothing on the capture stream",
                 name,
             )
+        if self._pool is not None:
+            self._pool.captures += 1
         self._graph = graph
 
     def _owners(self, kept: list[tuple[object, str]]) -> OwnerSet:
@@ -296,8 +303,14 @@ class Capture(NotCopied):
             return
         stream, driver = self._given
         chosen = choose_driver(stream) if driver is None else checked_driver(driver)
+        shared = self._shared_pool
+        if shared is not None:
+            stream = stream_for_pool(chosen, stream, shared, self.on_legacy_work)
         self._stream = fitting_stream(chosen, stream, self.on_legacy_work)
-        self._pool = None if chosen.is_emulated else MemoryPool(chosen.device)
+        if chosen.is_emulated:
+            self._pool = None  # what it records keeps its memory by itself
+        else:
+            self._pool = MemoryPool(chosen.device) if shared is None else shared
         self._driver = chosen
 
     def _follow_current_stream(self) -> None:

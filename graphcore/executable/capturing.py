@@ -10,6 +10,7 @@ from graphcore.errors import ConfigurationError
 from graphcore.executable.capture_options import LegacyWork
 from graphcore.executable.capture_session import Capture
 from graphcore.executable.graph import Graph
+from graphcore.interop.torch import MemoryPool
 
 
 def capture(
@@ -19,6 +20,7 @@ def capture(
     mode: CaptureMode = "thread_local",
     on_legacy_work: LegacyWork = "error",
     expect: int | None = None,
+    pool: MemoryPool | None = None,
 ) -> Capture:
     """Captures what a block launches, through torch, CuPy and our kernels alike.
 
@@ -38,16 +40,27 @@ def capture(
             and nothing says so (needs a non-blocking stream; torch's own are).
         expect: The least number of nodes; fewer are a CaptureError. None: an empty graph is only
             reported, as a warning in the log.
+        pool: The torch memory pool to capture into, shared with other captures (see
+            :class:`graphcore.interop.torch.MemoryPool` for what that asks of launches). None: a
+            new one that the graph alone owns. A failed capture leaves what it allocated there free
+            for the next one. Nothing is shared on the emulated driver.
 
     Raises:
         ConfigurationError: An option, or a stream that does not fit ``on_legacy_work``.
-        CacheTypeError: ``stream`` is not a stream, or one of another driver.
+        CacheTypeError: ``stream`` is not a stream, or one of another driver; ``pool`` is no pool.
         CaptureError: On entering: a capture is under way on this thread (which is not harmed), or
             ``GRAPHCORE_DISABLE=1``. On leaving: a call in the block is not allowed in a capture;
             the error carries CUDA's code, the Python line, the rule and the remedy. Any other
             exception of the block passes unchanged, with a note.
     """
-    return Capture(stream, driver=driver, mode=mode, on_legacy_work=on_legacy_work, expect=expect)
+    return Capture(
+        stream,
+        driver=driver,
+        mode=mode,
+        on_legacy_work=on_legacy_work,
+        expect=expect,
+        pool=pool,
+    )
 
 
 def capture_function(

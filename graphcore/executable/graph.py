@@ -24,6 +24,7 @@ from graphcore.resources.lifetime import OwnerSet
 
 if TYPE_CHECKING:
     from graphcore.executable.graph_exec import GraphExec
+    from graphcore.executable.memory_report import MemoryReport
     from graphcore.resources.fingerprint import Fingerprint
 
 Guard = Literal["owners", "full"]
@@ -138,6 +139,12 @@ class Graph(NotCopied):
             if isinstance(pool, torch_interop.MemoryPool)
             for segment in pool.segments()
         ]
+
+    def memory_report(self) -> MemoryReport:
+        """What the graph takes or would take, in bytes: pool, allocations, nodes, owners."""
+        from graphcore.executable.memory_report import memory_report
+
+        return memory_report(self)
 
     def _repr_html_(self) -> str:
         return self.snapshot()._repr_html_()

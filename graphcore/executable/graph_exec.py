@@ -32,9 +32,10 @@ from graphcore.errors import (
     StaleGraphError,
     UpdateRefused,
 )
+from graphcore.executable.fence import Fence
 from graphcore.executable.handles import ExecResource, GraphResource, NotCopied
 from graphcore.executable.update import UpdateOutcome, UpdateStatus, Version, try_in_place
-from graphcore.interop import current_stream
+from graphcore.interop import current_stream, current_stream_holder
 from graphcore.interop.drivers import same_driver
 from graphcore.resources.lifetime import OwnerSet
 from graphcore.resources.staleness import StaleResource, find_stale
@@ -42,6 +43,7 @@ from graphcore.resources.staleness import StaleResource, find_stale
 if TYPE_CHECKING:
     from graphcore.driver.records import ExecHandle
     from graphcore.executable.graph import Graph, Guard
+    from graphcore.executable.memory_report import MemoryReport
 
 _log = logging.getLogger("graphcore")
 
@@ -65,6 +67,9 @@ class GraphExec(NotCopied):
         "_call",
         "_graph",
         "_guard",
+        "_is_fenced",
+        "_last_handle",
+        "_last_stream",
         "_marked",
         "_owners",
         "_raise_launch",
@@ -90,6 +95,11 @@ class GraphExec(NotCopied):
         self._refusal: str | None = _CHECK_FIRST if guard == "full" else None
         self._bound_stream: Any = _UNBOUND
         self._bound_handle: StreamHandle | None = None
+        # outlives the binding: where the newest launch may still run. The object is held, because
+        # a stream must be alive to be asked
+        self._last_stream: Any = None
+        self._last_handle: StreamHandle | None = None
+        self._is_fenced = False
         self._call: Callable[[], Any] = _not_bound
         with _live_lock:
             _live.add(self)
@@ -144,6 +154,11 @@ class GraphExec(NotCopied):
             self._unbind()
             self._call = self.driver.bind_launch(self._resource.handle, handle)
             self._bound_handle = handle
+        if stream is not None:
+            self._last_stream = stream
+        elif handle != self._last_handle:
+            self._last_stream = current_stream_holder(self.driver)
+        self._last_handle, self._is_fenced = handle, False
         # None is looked up each time: the current stream may be another by the next launch; and
         # where there is a flag, every launch looks
         is_fast = stream is not None and self._refusal is None
@@ -315,6 +330,39 @@ class GraphExec(NotCopied):
     @property
     def is_closed(self) -> bool:
         return self._refusal == _CLOSED
+
+    @property
+    def outputs(self) -> Any:
+        """What the captured function returned: static tensors that every launch writes again."""
+        return self.graph.outputs
+
+    @property
+    def marked(self) -> StaleResource | None:
+        """What :meth:`mark_stale` said since the last update; None where nothing was said."""
+        return self._marked
+
+    def memory_report(self) -> MemoryReport:
+        """What the executable, its graph's pool and allocations, and its owners take, in bytes."""
+        from graphcore.executable.memory_report import memory_report
+
+        return memory_report(self.graph)
+
+    def fence(self) -> Fence | None:
+        """An event behind the newest launch; None where nothing was launched.
+
+        CUDA orders the launches of one executable, so that what comes behind the newest one comes
+        behind them all. Costs the launches nothing; the next one binds its stream again.
+        """
+        if self._last_handle is None:
+            return None
+        self._unbind()
+        self._is_fenced = True
+        return Fence(self.driver, self._last_stream, self._last_handle)
+
+    @property
+    def is_fenced(self) -> bool:
+        """Whether nothing was launched since :meth:`fence`, or ever."""
+        return self._is_fenced or self._last_handle is None
 
     def close(self) -> None:
         """Destroys the executable, or, while a capture is under way, once that is over.

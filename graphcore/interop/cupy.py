@@ -34,6 +34,14 @@ def current_stream(device: int) -> int | None:
     return handle
 
 
+def current_stream_object(device: int) -> object:
+    """CuPy's current stream on ``device``; None where CuPy is not loaded."""
+    if not is_loaded():
+        return None
+    stream: object = sys.modules["cupy"].cuda.get_current_stream(device)
+    return stream
+
+
 def use_stream(handle: int, device: int) -> AbstractContextManager[object]:
     """Makes ``handle`` CuPy's current stream on ``device``, where CuPy is loaded."""
     if not is_loaded():

@@ -29,6 +29,16 @@ def current_stream(driver: Driver) -> StreamHandle:
     return LEGACY_STREAM
 
 
+def current_stream_holder(driver: Driver) -> object:
+    """What keeps the stream of :func:`current_stream` alive: CuPy's object; None for the others.
+
+    torch never destroys its streams; CuPy does, when their last holder drops them.
+    """
+    if driver.is_emulated or torch.current_stream(driver.device) is not None:
+        return None
+    return cupy.current_stream_object(driver.device)
+
+
 @contextmanager
 def use_stream(driver: Driver, stream: Any) -> Iterator[None]:
     """Makes ``stream`` the current one of torch and CuPy, as far as they are loaded.

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any, Protocol
 
+from graphcore.driver import Driver, Stream
 from graphcore.errors import ConfigurationError, DriverUnavailable
 
 
@@ -75,12 +76,33 @@ class MemoryPool:
 
     What a captured step allocates through torch lives here; whoever owns the graph must own the
     pool for as long as the graph or one of its executables can be launched.
+
+    Several captures may share one (``capture(pool=...)``): what one step has freed by its end, the
+    next one's temporaries take. Such graphs must not run at the same time, and a launch of one may
+    overwrite an output of another; clone what has to outlive it. torch gives freed memory only to
+    the stream it came from, so captures into a shared pool without a stream of their own take the
+    pool's (:meth:`capture_stream`).
     """
 
     def __init__(self, device: int) -> None:
         self._torch = _with_device()
-        self._device = device
+        self.device = device
         self.pool = None if self._torch is None else self._torch.cuda.MemPool()
+        self.captures = 0
+        """How many captures have used it; one that more than one used is shared."""
+        self._streams: dict[tuple[int, bool], Stream] = {}
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether more than one capture used it, so that graphs lie in each other's memory."""
+        return self.captures > 1
+
+    def capture_stream(self, driver: Driver, *, blocking: bool) -> Stream:
+        """The stream that captures into this pool take where none is given."""
+        key = (driver.context_id(), blocking)
+        if key not in self._streams:
+            self._streams[key] = driver.stream(blocking=blocking)
+        return self._streams[key]
 
     def segments(self) -> list[tuple[int, int]]:
         """(address, bytes) of every segment torch holds for the pool."""
@@ -88,14 +110,21 @@ class MemoryPool:
             return []
         return [(piece["address"], piece["total_size"]) for piece in self.pool.snapshot()]
 
+    def bytes(self) -> int:
+        """Bytes of all segments: what the pool takes of the device, used or not."""
+        return sum(size for _, size in self.segments())
+
     def use(self) -> AbstractContextManager[None]:
         """Lets this thread's torch allocations on the device come from the pool."""
         if self._torch is None:
             return nullcontext()
         context: AbstractContextManager[None] = self._torch.cuda.use_mem_pool(
-            self.pool, self._device
+            self.pool, self.device
         )
         return context
+
+    def __repr__(self) -> str:
+        return f"<MemoryPool device {self.device}, {self.captures} captures>"
 
 
 @contextmanager

@@ -1,0 +1,136 @@
+"""What one node of an executable takes of device memory: measured once per driver.
+
+100 executables of a chain of small kernels are made, and the free memory of the device is read
+between them. The figure is the median slope over many pairs of readings, which another user of the
+device, or the steps in which the driver takes memory, do not move as they would a difference.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import statistics
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from graphcore.driver import Driver, active, kernel
+from graphcore.driver.records import ExecHandle, GraphHandle, KernelParams, LaunchConfig, NodeHandle
+from graphcore.errors import LifecycleError
+
+_log = logging.getLogger("graphcore")
+
+INSTANTIATIONS = 100
+# a device takes memory in steps of MiBs: enough nodes that a reading sees more than the steps
+_NODES_ON_A_DEVICE, _NODES_EMULATED = 256, 4
+_BETWEEN_READINGS = 5
+_ROUNDS = 3
+# no driver is known to take less or more; such a figure is somebody else's memory
+_PLAUSIBLE = (64.0, 65536.0)
+_MEASURED_BEFORE = 2560.0  # on an H200, driver 580
+_ONE_THREAD = LaunchConfig((1, 1, 1), (1, 1, 1))
+
+_nothing = kernel(
+    "graphcore_nothing",
+    "u64 word",
+    'extern "C" __global__ void graphcore_nothing(unsigned long long word) { }',
+    lambda _config, _word: None,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeMemory:
+    """Device memory of an executable's node.
+
+    Args:
+        bytes_per_node: Of a kernel node.
+        is_measured: False where the device's other users made measuring impossible, and a figure
+            measured elsewhere stands in.
+    """
+
+    bytes_per_node: float
+    is_measured: bool = True
+
+    def of(self, nodes: int) -> int:
+        """Bytes of an executable of ``nodes`` nodes."""
+        return round(self.bytes_per_node * nodes)
+
+
+_known: weakref.WeakKeyDictionary[Driver, NodeMemory] = weakref.WeakKeyDictionary()
+
+
+def node_memory(driver: Driver) -> NodeMemory:
+    """The figure of ``driver``, measured at the first call (about 0.1 s on a device).
+
+    Raises:
+        LifecycleError: Not measured yet, and a capture is under way on this thread.
+        CudaError: The executables could not be made; nothing of them is left.
+    """
+    known = _known.get(driver)
+    if known is None:
+        capture = active.current()
+        if capture is not None:
+            raise LifecycleError(
+                f"memory per node: {capture.name} is under way on this thread, which measuring "
+                "would break; ask once before it"
+            )
+        known = _known[driver] = _measure(driver)
+        _log.info(
+            "device memory per node of an executable on %s:%d: %.0f bytes (%s)",
+            driver.name,
+            driver.device,
+            known.bytes_per_node,
+            "measured" if known.is_measured else "not measurable beside other users: assumed",
+        )
+    return known
+
+
+def slope(readings: Sequence[int], least_distance: int = 1) -> float:
+    """The median of what is taken per step, over all pairs of ``readings`` of free bytes."""
+    pairs = itertools.combinations(range(len(readings)), 2)
+    return statistics.median(
+        (readings[start] - readings[stop]) / (stop - start)
+        for start, stop in pairs
+        if stop - start >= least_distance
+    )
+
+
+def _measure(driver: Driver) -> NodeMemory:
+    nodes = _NODES_EMULATED if driver.is_emulated else _NODES_ON_A_DEVICE
+    graph = driver.create_graph()
+    executables: list[ExecHandle] = []
+    try:
+        _fill(driver, graph, nodes)
+        for _ in range(_ROUNDS):
+            # what an earlier round took stays: memory that the driver kept from before is used up
+            readings = _readings(driver, graph, executables)
+            steps = len(readings) // 2
+            taken = slope(readings, steps) / (_BETWEEN_READINGS * nodes)
+            if _PLAUSIBLE[0] <= taken <= _PLAUSIBLE[1]:
+                return NodeMemory(taken)
+    finally:
+        for executable in executables:
+            driver.destroy_exec(executable)
+        driver.destroy_graph(graph)
+    return NodeMemory(_MEASURED_BEFORE, is_measured=False)
+
+
+def _fill(driver: Driver, graph: GraphHandle, nodes: int) -> None:
+    params = KernelParams(driver.function(_nothing), _ONE_THREAD, _nothing.pack(0))
+    last: list[NodeHandle] = []
+    for _ in range(nodes):
+        last = [driver.add_node(graph, last, params)]
+
+
+def _readings(driver: Driver, graph: GraphHandle, executables: list[ExecHandle]) -> list[int]:
+    """Free bytes before, and after every few executables, uploaded as a launch would have them."""
+    readings = [driver.memory_info()[0]]
+    with driver.stream() as stream:
+        for number in range(1, INSTANTIATIONS + 1):
+            executable = driver.instantiate(graph)
+            executables.append(executable)
+            driver.upload(executable, stream.handle)
+            if number % _BETWEEN_READINGS == 0:
+                stream.synchronize()
+                readings.append(driver.memory_info()[0])
+    return readings

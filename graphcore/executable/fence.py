@@ -1,0 +1,100 @@
+"""Fence: whether the launches of an executable up to now have run; costs the launches nothing.
+
+An executable remembers the stream of its newest launch. CUDA orders the launches of one executable,
+so an event recorded on that stream behind the newest one comes behind them all. Recorded only when
+somebody asks: before memory that a launch may still use is given back.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from graphcore.driver import Driver, Event, Stream, active, stream_handle
+from graphcore.driver.records import CaptureState, StreamHandle
+from graphcore.errors import GraphcoreError, LifecycleError
+
+
+class Fence:
+    """A point behind the work that a stream has by now.
+
+    Args:
+        driver: Of the stream.
+        stream: The object that was launched on; None or an int where only the handle is known
+            (whose stream must be alive still).
+        handle: Of the stream.
+    """
+
+    def __init__(self, driver: Driver, stream: Any, handle: StreamHandle) -> None:
+        self._driver = driver
+        self._stream = stream
+        self._handle = handle
+        self._event: Event | None = None
+        self._is_over = False
+        self._record()
+
+    def has_passed(self) -> bool:
+        """Whether that work has finished; False while it cannot be asked (a capture under way)."""
+        if self._is_over:
+            return True
+        if active.is_any_under_way():
+            return False  # asking for an event breaks captures
+        if self._event is None and not self._record():
+            return False
+        if self._event is None:  # the stream is gone: only the device as a whole can be waited for
+            self._driver.synchronize()
+        elif not self._event.query():
+            return False
+        self._finish()
+        return True
+
+    def wait(self) -> None:
+        """Waits for that work.
+
+        Raises:
+            LifecycleError: A capture is under way on this thread, which waiting would break, or on
+                the stream itself.
+        """
+        if self._is_over:
+            return
+        capture = active.current()
+        if capture is not None:
+            raise LifecycleError(f"{capture.name} is under way on this thread: waiting breaks it")
+        if self._event is None and not self._record():
+            raise LifecycleError(f"stream {self._handle:#x} is capturing: it cannot be waited for")
+        if self._event is None:
+            self._driver.synchronize()
+        else:
+            self._event.synchronize()
+        self._finish()
+
+    def hold_back(self, stream: Stream) -> None:
+        """Makes later work of ``stream`` come behind the fence; the host does not wait."""
+        if self._is_over:
+            return
+        if self._event is None:
+            self.wait()
+        else:
+            stream.wait(self._event)
+
+    def _record(self) -> bool:
+        """Records the event where the stream is there; False where it captures just now."""
+        if not self._is_alive():
+            return True
+        if self._driver.capture_status(self._handle).state is not CaptureState.NONE:
+            return False  # the event would become part of the capture
+        event = self._driver.event()
+        self._driver.record_event(event.handle, self._handle)
+        self._event = event
+        return True
+
+    def _is_alive(self) -> bool:
+        if self._stream is None:
+            return True
+        try:
+            return stream_handle(self._stream) == self._handle
+        except GraphcoreError:  # closed by its owner
+            return False
+
+    def _finish(self) -> None:
+        self._is_over = True
+        self._event = self._stream = None
