@@ -26,7 +26,8 @@ def assert_no_growth(
         driver: Whose device is looked at.
         repeats: Measured calls.
         warmup: Unmeasured calls.
-        allowance: Bytes that may be taken in all. Other processes on the device count too.
+        allowance: Bytes that may be taken in all. Other processes on the device count too: among
+            the workers of pytest-xdist, mark the test ``exclusive``.
 
     Raises:
         AssertionError: More was taken; says how much.

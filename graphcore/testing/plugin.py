@@ -1,20 +1,22 @@
 """The pytest plugin: one suite, two drivers, and what came of it.
 
 Fixture ``graphcore_driver`` runs a test once on the emulated driver and once, marked ``gpu``, on
-CUDA. A test marked ``gpu`` is skipped, with the reason, where no device is usable. Installed with
-graphcore; ``-p graphcore.testing.plugin`` loads it from a checkout.
+CUDA. A test marked ``gpu`` is skipped, with the reason, where no device is usable; one marked
+``exclusive`` too runs beside no other gpu test of a parallel run. Installed with graphcore;
+``-p graphcore.testing.plugin`` loads it from a checkout.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
 
 from graphcore.driver import Driver, open_driver
 from graphcore.errors import DriverUnavailable
+from graphcore.testing.exclusive import device_lock, lock_folder
 from graphcore.testing.outcomes import Recorder
 
 
@@ -32,6 +34,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "gpu: needs a CUDA device (skipped where there is none)")
+    config.addinivalue_line(
+        "markers", "exclusive: a gpu test that no other gpu test of a parallel run may run beside"
+    )
     outcomes, summary = (
         config.getoption(name) for name in ("--graphcore-outcomes", "--graphcore-summary")
     )
@@ -45,6 +50,16 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         reason = why_no_gpu()
         if reason is not None:
             pytest.skip(reason)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Lets a test marked ``exclusive`` have the device alone among the workers of pytest-xdist."""
+    if item.get_closest_marker("gpu") is None or why_no_gpu() is not None:
+        return (yield)
+    exclusive = item.get_closest_marker("exclusive") is not None
+    with device_lock(lock_folder(), exclusive=exclusive):
+        return (yield)
 
 
 @pytest.fixture(params=["emulated", pytest.param("cuda", marks=pytest.mark.gpu)])

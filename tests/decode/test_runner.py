@@ -373,6 +373,7 @@ def test_a_replay_costs_the_host_little_beyond_the_launch(graphcore_driver: Driv
     assert best < 5e-6
 
 
+@pytest.mark.exclusive
 @pytest.mark.gpu
 def test_a_thousand_replays_change_neither_memory_nor_fingerprint_nor_addresses() -> None:
     from graphcore.errors import DriverUnavailable

@@ -14,6 +14,7 @@ from graphcore.testing import assert_no_growth, capture_errors
 MIB = 1 << 20
 
 
+@pytest.mark.exclusive
 def test_what_is_given_back_is_no_growth(graphcore_driver: Driver) -> None:
     def action() -> None:
         graphcore_driver.free(graphcore_driver.alloc(4 * MIB))
@@ -21,6 +22,7 @@ def test_what_is_given_back_is_no_growth(graphcore_driver: Driver) -> None:
     assert_no_growth(action, driver=graphcore_driver, allowance=4 * MIB)
 
 
+@pytest.mark.exclusive
 def test_what_is_kept_is_growth(graphcore_driver: Driver) -> None:
     kept: list[int] = []
     with pytest.raises(AssertionError, match=r"grew by \d+ bytes over 5 calls"):

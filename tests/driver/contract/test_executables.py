@@ -89,6 +89,7 @@ def test_an_executable_made_to_use_node_priorities_runs(bench: Bench) -> None:
     assert bench.get(x, 1) == [1]
 
 
+@pytest.mark.exclusive
 @covers("destroy_exec", "memory_info")
 def test_destroying_executables_gives_their_memory_back(bench: Bench) -> None:
     x = bench.put([0])

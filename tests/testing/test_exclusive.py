@@ -1,0 +1,79 @@
+"""The lock by which a gpu test has the device to itself among the workers of a parallel run."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from graphcore.testing.exclusive import device_lock, lock_folder
+
+
+class Holder(threading.Thread):
+    """Holds the lock until told to let go."""
+
+    def __init__(self, folder: Path, exclusive: bool) -> None:
+        super().__init__(daemon=True)
+        self._arguments = (folder, exclusive)
+        self.holds = threading.Event()
+        self.let_go = threading.Event()
+        self.start()
+
+    def run(self) -> None:
+        folder, exclusive = self._arguments
+        with device_lock(folder, exclusive=exclusive):
+            self.holds.set()
+            self.let_go.wait(10)
+
+
+def end(*holders: Holder) -> None:
+    for holder in holders:
+        holder.let_go.set()
+    for holder in holders:
+        holder.join(10)
+
+
+def test_tests_that_do_not_ask_to_be_alone_run_beside_each_other(tmp_path: Path) -> None:
+    one, two = Holder(tmp_path, False), Holder(tmp_path, False)
+    assert one.holds.wait(5)
+    assert two.holds.wait(5)
+    end(one, two)
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["alone first", "alone second"])
+def test_one_that_asks_to_be_alone_is(tmp_path: Path, first: bool) -> None:
+    one = Holder(tmp_path, first)
+    assert one.holds.wait(5)
+    two = Holder(tmp_path, not first)
+    assert not two.holds.wait(0.2)
+    end(one)
+    assert two.holds.wait(5)
+    end(two)
+
+
+def test_one_that_waits_to_be_alone_is_not_overtaken(tmp_path: Path) -> None:
+    running = Holder(tmp_path, False)
+    assert running.holds.wait(5)
+    alone = Holder(tmp_path, True)
+    time.sleep(0.1)
+    late = Holder(tmp_path, False)
+    assert not late.holds.wait(0.2)
+    end(running)
+    assert alone.holds.wait(5)
+    assert not late.holds.is_set()
+    end(alone)
+    assert late.holds.wait(5)
+    end(late)
+
+
+def test_without_other_workers_nothing_is_locked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTEST_XDIST_TESTRUNUID", raising=False)
+    assert lock_folder() is None
+    with device_lock(None, exclusive=True), device_lock(None, exclusive=True):
+        pass
+    monkeypatch.setenv("PYTEST_XDIST_TESTRUNUID", "run7")
+    folder = lock_folder()
+    assert folder is not None
+    assert folder.name == "graphcore-run7"
