@@ -17,11 +17,13 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from graphcore.driver.kernel_attributes import walk_attributes
 from graphcore.driver.records import (
     Allocation,
     CaptureStatus,
     ConditionalHandle,
     DeviceInfo,
+    Dim3,
     Edge,
     EventHandle,
     ExecHandle,
@@ -320,6 +322,10 @@ class Driver(ABC):
     def node_params(self, node: NodeHandle) -> NodeParams:
         """The node's parameters, copied; kernel attributes (cluster, cooperative, priority) too."""
 
+    def kernel_attributes(self, graph: GraphHandle) -> list[tuple[Dim3, bool, int | None]]:
+        """(cluster, cooperative, priority) of all kernel nodes, inner ones too: about 1 us each."""
+        return list(walk_attributes(self, graph))
+
     @abstractmethod
     def set_node_params(self, node: NodeHandle, params: NodeParams) -> None:
         """Changes a node of a graph description (not of executables made from it)."""
@@ -384,11 +390,7 @@ class Driver(ABC):
         self, executable: ExecHandle, node: NodeHandle, params: KernelParams
     ) -> Callable[[KernelParams], None]:
         """Repeated updates of one kernel node; drivers may prepare what does not change."""
-
-        def update(changed: KernelParams) -> None:
-            self.set_exec_node_params(executable, node, changed)
-
-        return update
+        return lambda changed: self.set_exec_node_params(executable, node, changed)
 
     @abstractmethod
     def set_node_enabled(self, executable: ExecHandle, node: NodeHandle, enabled: bool) -> None:

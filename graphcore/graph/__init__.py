@@ -6,6 +6,7 @@ from graphcore.graph.nodes import Argument, NodeRecord
 from graphcore.graph.prediction import Difference, first_difference, trap_differences
 from graphcore.graph.reading import read
 from graphcore.graph.snapshot import GraphSnapshot
+from graphcore.graph.topology import TopologyChange
 
 __all__ = [
     "Argument",
@@ -16,6 +17,7 @@ __all__ = [
     "LaunchAttributes",
     "NodeChange",
     "NodeRecord",
+    "TopologyChange",
     "diff",
     "first_difference",
     "read",

@@ -7,44 +7,36 @@ about 1 us a node; comparing two summaries costs nothing to speak of.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from graphcore.driver.api import Driver
-from graphcore.driver.records import (
-    ChildParams,
-    ConditionalParams,
-    Dim3,
-    GraphHandle,
-    KernelParams,
-    NodeKind,
-)
+from graphcore.driver.kernel_attributes import KernelAttributes
+from graphcore.driver.records import Dim3, GraphHandle, KernelParams
 from graphcore.graph.snapshot import GraphSnapshot
-
-_WITH_KERNELS = (NodeKind.KERNEL, NodeKind.CHILD, NodeKind.CONDITIONAL)
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchAttributes:
     """One (cluster, cooperative, priority) per kernel node, inner graphs included, in order."""
 
-    entries: tuple[tuple[Dim3, bool, int | None], ...]
+    entries: tuple[KernelAttributes, ...]
+    _cluster_sizes: frozenset[Dim3] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        # an update asks for no more than this, a thousand nodes or not
+        object.__setattr__(self, "_cluster_sizes", frozenset(entry[0] for entry in self.entries))
 
     @staticmethod
     def of(snapshot: GraphSnapshot) -> LaunchAttributes:
         """The summary of a graph that was read already."""
-        return LaunchAttributes(
-            tuple(
-                _entry(node.params)
-                for node in snapshot.walk()
-                if isinstance(node.params, KernelParams)
-            )
-        )
+        params = (node.params for node in snapshot.walk())
+        configs = (each.config for each in params if isinstance(each, KernelParams))
+        return LaunchAttributes(tuple((c.cluster, c.cooperative, c.priority) for c in configs))
 
     @staticmethod
     def read(driver: Driver, graph: GraphHandle) -> LaunchAttributes:
         """The summary of a graph, without the rest of a snapshot."""
-        return LaunchAttributes(tuple(_entry(params) for params in _kernels(driver, graph)))
+        return LaunchAttributes(tuple(driver.kernel_attributes(graph)))
 
     def may_hide_a_change_to(self, new: LaunchAttributes) -> bool:
         """Whether an update to ``new`` could be answered SUCCESS and keep an old cluster size.
@@ -52,24 +44,5 @@ class LaunchAttributes:
         False proves that it cannot: all clusters of both graphs are the same size, whichever way
         the driver pairs the nodes. True asks for :func:`graphcore.graph.diff.trap_differences`.
         """
-        sizes = {entry[0] for entry in self.entries} | {entry[0] for entry in new.entries}
-        return len(sizes) > 1
-
-
-def _entry(params: KernelParams) -> tuple[Dim3, bool, int | None]:
-    config = params.config
-    return config.cluster, config.cooperative, config.priority
-
-
-def _kernels(driver: Driver, graph: GraphHandle) -> Iterator[KernelParams]:
-    for node in driver.nodes(graph):
-        if driver.node_kind(node) not in _WITH_KERNELS:
-            continue
-        params = driver.node_params(node)
-        if isinstance(params, KernelParams):
-            yield params
-        elif isinstance(params, ChildParams):
-            yield from _kernels(driver, params.graph)
-        elif isinstance(params, ConditionalParams):
-            for body in params.bodies:
-                yield from _kernels(driver, body)
+        sizes, others = self._cluster_sizes, new._cluster_sizes
+        return len(sizes) > 1 or len(others) > 1 or bool(sizes and others and sizes != others)

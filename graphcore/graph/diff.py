@@ -1,18 +1,17 @@
 """diff(a, b): what changed between two graphs, node by node and field by field.
 
 Nodes are aligned as an update pairs them where the topologies agree, else by likeness in creation
-order. Pure; handles never count.
+order (alignment.py). Changes of topology are located by the nodes around them. Pure; handles never
+count.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from difflib import SequenceMatcher
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from graphcore.driver.kernel import Pointer
-from graphcore.driver.pairing import Mismatch
 from graphcore.driver.records import (
     AllocParams,
     ConditionalParams,
@@ -22,16 +21,18 @@ from graphcore.driver.records import (
     MemcpyParams,
     MemsetParams,
 )
+from graphcore.graph.alignment import align
 from graphcore.graph.nodes import NodeRecord, words_of
-from graphcore.graph.pairing import pair_snapshots
 from graphcore.graph.prediction import Difference, first_difference, trap_differences
 from graphcore.graph.snapshot import GraphSnapshot, snapshot_of
+from graphcore.graph.topology import TopologyChange, topology_changes
 
 __all__ = [
     "Difference",
     "FieldChange",
     "GraphDiff",
     "NodeChange",
+    "TopologyChange",
     "diff",
     "first_difference",
     "trap_differences",
@@ -62,11 +63,15 @@ class FieldChange:
 
 @dataclass(frozen=True, slots=True)
 class NodeChange:
-    """A node that both graphs have, with what changed in it (inner graphs included)."""
+    """A node that both graphs have, with what changed in it (inner graphs included).
+
+    ``inner`` are the differences of its child graph or bodies, in order, each a whole GraphDiff.
+    """
 
     before: NodeRecord
     after: NodeRecord
     fields: tuple[FieldChange, ...]
+    inner: tuple[GraphDiff, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.after}: " + "; ".join(map(str, self.fields))
@@ -84,6 +89,10 @@ class GraphDiff:
         added_edges: Likewise of the new graph (new indices).
         refusal: The first difference for which the driver refuses an update, or None.
         traps: What the driver would accept and not apply.
+        topology: What came or went, each change with the nodes around it.
+        old: The old graph.
+        new: The new graph.
+        partner: New index -> old index of the nodes that both graphs have.
     """
 
     changed: tuple[NodeChange, ...]
@@ -93,6 +102,10 @@ class GraphDiff:
     added_edges: tuple[tuple[int, int], ...]
     refusal: Difference | None
     traps: tuple[Difference, ...]
+    topology: tuple[TopologyChange, ...]
+    old: GraphSnapshot = field(repr=False)
+    new: GraphSnapshot = field(repr=False)
+    partner: Mapping[int, int] = field(repr=False)
 
     @property
     def is_empty(self) -> bool:
@@ -112,10 +125,7 @@ class GraphDiff:
 
     def __str__(self) -> str:
         lines = [str(change) for change in self.changed]
-        lines += [f"{node}: removed" for node in self.removed]
-        lines += [f"{node}: added" for node in self.added]
-        lines += [f"edge {source} -> {target}: removed" for source, target in self.removed_edges]
-        lines += [f"edge {source} -> {target}: added" for source, target in self.added_edges]
+        lines += [str(change) for change in self.topology]
         if self.refusal is not None:
             lines.append(f"update: {self.refusal.result.value}: {self.refusal}")
         lines += [f"update: accepted but not applied: {trap}" for trap in self.traps]
@@ -135,60 +145,60 @@ def diff(a: GraphSnapshot | HasSnapshot, b: GraphSnapshot | HasSnapshot) -> Grap
         CacheTypeError: One of them is neither.
     """
     old, new = snapshot_of(a, "a"), snapshot_of(b, "b")
-    partner = _align(old, new)
+    partner = align(old, new)
     changed = []
     for index, before in partner.items():
-        fields = tuple(_changes(old.nodes[before], new.nodes[index]))
-        if fields:
-            changed.append(NodeChange(old.nodes[before], new.nodes[index], fields))
+        found = _node_change(old.nodes[before], new.nodes[index])
+        if found is not None:
+            changed.append(found)
     forward = {before: after for after, before in partner.items()}
     old_edges = {(forward.get(s), forward.get(t)): (s, t) for s, t in old.edges}
     new_edges = {(s, t): (s, t) for s, t in new.edges if s in partner and t in partner}
+    removed = tuple(node for node in old.nodes if node.index not in forward)
+    added = tuple(node for node in new.nodes if node.index not in partner)
+    removed_edges = tuple(
+        edge for key, edge in old_edges.items() if None not in key and key not in new_edges
+    )
+    added_edges = tuple(edge for key, edge in new_edges.items() if key not in old_edges)
     return GraphDiff(
         tuple(changed),
-        tuple(node for node in old.nodes if node.index not in forward),
-        tuple(node for node in new.nodes if node.index not in partner),
-        tuple(edge for key, edge in old_edges.items() if None not in key and key not in new_edges),
-        tuple(edge for key, edge in new_edges.items() if key not in old_edges),
+        removed,
+        added,
+        removed_edges,
+        added_edges,
         first_difference(old, new),
         tuple(trap_differences(old, new)),
+        topology_changes(old, new, (removed, added), (removed_edges, added_edges)),
+        old,
+        new,
+        partner,
     )
 
 
-def _align(old: GraphSnapshot, new: GraphSnapshot) -> dict[int, int]:
-    """New index -> old index of the nodes that both graphs have."""
-    pairs = pair_snapshots(old, new)
-    if not isinstance(pairs, Mismatch):
-        return {after: before for before, after in sorted(pairs, key=lambda p: p[1])}
-    if len(old.nodes) == len(new.nodes):
-        return {index: index for index in range(len(new.nodes))}
-    matcher = SequenceMatcher(None, _likeness(old), _likeness(new), autojunk=False)
-    return {
-        block.b + step: block.a + step
-        for block in matcher.get_matching_blocks()
-        for step in range(block.size)
-    }
+def _node_change(before: NodeRecord, after: NodeRecord) -> NodeChange | None:
+    if before.params == after.params and before.name == after.name and not after.inner:
+        return None  # most nodes of two captures: the fields need not be listed
+    inner = tuple(diff(*pair) for pair in zip(before.inner, after.inner, strict=False))
+    fields = tuple(_changes(before, after, inner))
+    return NodeChange(before, after, fields, inner) if fields else None
 
 
-def _likeness(graph: GraphSnapshot) -> list[tuple[str, str]]:
-    return [(node.kind.value, node.name) for node in graph.nodes]
-
-
-def _changes(before: NodeRecord, after: NodeRecord) -> Iterator[FieldChange]:
+def _changes(
+    before: NodeRecord, after: NodeRecord, inner: tuple[GraphDiff, ...]
+) -> Iterator[FieldChange]:
     old, new = dict(fields_of(before)), dict(fields_of(after))
-    for field in {**old, **new}:
-        was, now = old.get(field), new.get(field)
+    for name in {**old, **new}:
+        was, now = old.get(name), new.get(name)
         if was != now:
-            yield FieldChange(field, was, now)
-    for number, (one, other) in enumerate(zip(before.inner, after.inner, strict=False)):
-        inner = diff(one, other)
+            yield FieldChange(name, was, now)
+    for number, found in enumerate(inner):
         where = "child" if before.child is not None else f"body {number}"
-        for change in inner.changed:
+        for change in found.changed:
             prefix = f"{where} node {change.after.index}"
             for inside in change.fields:
                 yield FieldChange(f"{prefix} {inside.field}", inside.before, inside.after)
-        if inner.removed or inner.added or inner.removed_edges or inner.added_edges:
-            yield FieldChange(f"{where} topology", _size(one), _size(other))
+        if found.topology:
+            yield FieldChange(f"{where} topology", _size(found.old), _size(found.new))
 
 
 def _shown(value: object) -> str:

@@ -153,6 +153,76 @@ def test_a_moved_edge_is_located() -> None:
     assert not found.update_possible
 
 
+def named(*names: str) -> list[NodeRecord]:
+    return [kernel_node(index, name) for index, name in enumerate(names)]
+
+
+def test_a_node_that_came_is_located_by_the_nodes_around_it() -> None:
+    old = snapshot(named("a", "b", "c"), [(0, 1), (1, 2)])
+    new = snapshot(named("a", "x", "b", "c"), [(0, 1), (1, 2), (2, 3)])
+    (added, *edges) = diff(old, new).topology
+    assert (added.what, added.node) == ("node added", new.nodes[1])
+    assert (added.after, added.before) == ((new.nodes[0],), (new.nodes[2],))
+    assert str(added) == (
+        "node 1 (kernel x): added after node 0 (kernel a) and before node 2 (kernel b)"
+    )
+    # the edge that led past it is gone
+    assert [str(edge) for edge in edges] == [
+        "edge 0 -> 1: removed (node 0 (kernel a) -> node 1 (kernel b))"
+    ]
+    back = diff(new, old).topology
+    assert [change.what for change in back] == ["node removed", "edge added"]
+
+
+def test_a_node_without_dependencies_says_so_and_many_neighbours_are_counted() -> None:
+    apart = diff(snapshot(named("a")), snapshot(named("a", "x"))).topology
+    assert str(apart[0]) == "node 1 (kernel x): added, depending on nothing"
+    wide = [(index, 4) for index in range(4)]
+    joined = diff(snapshot(named("a", "b", "c", "d")), snapshot(named(*"abcdx"), wide)).topology
+    assert str(joined[0]).endswith("after node 0 (kernel a), node 1 (kernel b) and 2 more")
+
+
+def test_a_replaced_node_is_aligned_with_what_stood_there() -> None:
+    old = snapshot(named("a", "b", "c", "d"), [(0, 1), (1, 2), (2, 3)])
+    fill = node(1, MemsetParams(1, 2, 4, 8))
+    new = snapshot([old.nodes[0], fill, *old.nodes[2:]], [(0, 1), (1, 2), (2, 3)])
+    found = diff(old, new)
+    (changed,) = found.changed
+    assert (changed.before, changed.after) == (old.nodes[1], fill)
+    assert str(changed.fields[0]) == "kind: kernel -> memset"
+    assert found.topology == ()
+
+
+def test_one_node_gone_and_another_come_keep_the_rest_aligned() -> None:
+    old = snapshot(named(*"abcdefg"), [(index, index + 1) for index in range(6)])
+    new = snapshot(named(*"acdexfg"), [(0, 1), (0, 2), *((i, i + 1) for i in range(2, 6))])
+    found = diff(old, new)
+    assert [record.name for record in found.removed] == ["b"]
+    assert [record.name for record in found.added] == ["x"]
+    assert not found.changed
+    assert dict(found.partner) == {0: 0, 1: 2, 2: 3, 3: 4, 5: 5, 6: 6}
+
+
+def test_a_difference_keeps_what_a_picture_of_it_needs() -> None:
+    old, new = snapshot([CHILD]), snapshot([replace(CHILD, child=chain(3))])
+    found = diff(old, new)
+    assert (found.old, found.new, found.partner) == (old, new, {0: 0})
+    (inner,) = found.changed[0].inner
+    assert [change.what for change in inner.topology] == ["node added"]
+    assert inner.new is new.nodes[0].child
+
+
+def test_thousands_of_equal_nodes_are_not_searched_for_likeness(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # a search takes the square of their number: minutes
+    monkeypatch.setattr("graphcore.graph.alignment.SequenceMatcher", None)
+    names = ["k"] * 5000
+    old, new = snapshot(named("a", *names, "b")), snapshot(named("x", *names, "k", "y"))
+    found = diff(old, new)
+    assert [len(found.added), len(found.removed), len(found.changed)] == [1, 0, 2]
+
+
 def test_a_cluster_change_is_no_update_that_can_be_trusted() -> None:
     found = diff(snapshot([config()]), snapshot([config(cluster=(2, 1, 1))]))
     assert found.refusal is None

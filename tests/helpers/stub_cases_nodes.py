@@ -58,11 +58,14 @@ def every_kind_of_node_reads_back_as_it_was_added():
         assert cuda.node_kind(node) is params.kind
         assert cuda.node_params(node) == params
     assert len(cuda.nodes(graph)) == len(cases)
+    attributes = [(each.cluster, each.cooperative, each.priority) for each in (PLAIN, RICH)]
+    assert cuda.kernel_attributes(graph) == attributes
     allocated = cuda.node_params(cuda.add_node(graph, [], AllocParams(4096)))
     assert allocated.size == 4096
     assert allocated.address
     embedded = cuda.node_params(cuda.add_node(graph, [], ChildParams(cuda.create_graph())))
     assert cuda.nodes(embedded.graph) == []
+    assert cuda.kernel_attributes(graph) == attributes
 
 
 def offsets_of_a_foreign_copy_are_added_to_the_address():

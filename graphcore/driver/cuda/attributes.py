@@ -11,6 +11,7 @@ from typing import Any
 
 from graphcore.driver.cuda.check import error_of
 from graphcore.driver.cuda.versions import EntryPoints, cuda, result_of
+from graphcore.driver.kernel_attributes import KernelAttributes
 from graphcore.driver.records import LaunchConfig
 
 _id = cuda.CUlaunchAttributeID
@@ -20,9 +21,6 @@ _PRIORITY = _id.CU_LAUNCH_ATTRIBUTE_PRIORITY
 _PROGRAMMATIC = _id.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 _READ = (int(_CLUSTER), int(_COOPERATIVE), int(_PRIORITY))
 _AttributeValue = ctypes.c_int * 16  # CUlaunchAttributeValue: a union of 64 bytes
-
-NodeAttributes = tuple[tuple[int, int, int], bool, int | None]
-"""(cluster, cooperative, priority)."""
 
 
 def launch_attributes(config: LaunchConfig) -> list[Any]:
@@ -48,7 +46,7 @@ def launch_attributes(config: LaunchConfig) -> list[Any]:
     return found
 
 
-def read_attributes(entry_points: EntryPoints, node: int) -> NodeAttributes:
+def read_attributes(entry_points: EntryPoints, node: int) -> KernelAttributes:
     """The attributes of a kernel node; priority 0, the default, reads as None."""
     value = _AttributeValue()
     address = ctypes.addressof(value)
@@ -66,7 +64,7 @@ def read_attributes(entry_points: EntryPoints, node: int) -> NodeAttributes:
 def write_attributes(
     node: Any,
     config: LaunchConfig,
-    current: NodeAttributes,
+    current: KernelAttributes,
 ) -> None:
     """Gives a kernel node the attributes of ``config`` that differ from ``current``.
 

@@ -12,13 +12,14 @@ from collections.abc import Iterable
 from typing import Any
 
 from graphcore.driver.codes import cuda_error
-from graphcore.driver.cuda.attributes import NodeAttributes, read_attributes, write_attributes
+from graphcore.driver.cuda.attributes import read_attributes, write_attributes
 from graphcore.driver.cuda.check import ask
 from graphcore.driver.cuda.context import in_context
 from graphcore.driver.cuda.copies import from_memcpy, from_memset, to_memcpy, to_memset
 from graphcore.driver.cuda.functions import FunctionCalls, Layout
 from graphcore.driver.cuda.graphs import GraphCalls, node_objects
 from graphcore.driver.cuda.versions import cuda
+from graphcore.driver.kernel_attributes import KernelAttributes
 from graphcore.driver.records import (
     AllocParams,
     ChildParams,
@@ -45,7 +46,7 @@ from graphcore.driver.records import (
 _POINTER_BYTES = 8
 # CUDA_KERNEL_NODE_PARAMS_v2: func, grid, block, shared, kernelParams, extra, kern, ctx
 _KERNEL_PARAMS = struct.Struct("=Q7I4x4Q")
-_PLAIN_ATTRIBUTES: NodeAttributes = ((1, 1, 1), False, None)
+_PLAIN_ATTRIBUTES: KernelAttributes = ((1, 1, 1), False, None)
 _PROGRAMMATIC_EDGE = (1, 0, 1)  # from the programmatic port, type programmatic
 _FORMS = {
     "if": cuda.CUgraphConditionalNodeType.CU_GRAPH_COND_TYPE_IF,
@@ -186,6 +187,22 @@ class NodeCalls(GraphCalls, FunctionCalls):
         layout = self._layout(function)
         arguments = _read_arguments(pointers, extra, layout)
         return KernelParams(FunctionHandle(function), config, arguments)
+
+    @in_context
+    def kernel_attributes(self, graph: GraphHandle) -> list[KernelAttributes]:
+        found: list[KernelAttributes] = []
+        for node in self.nodes(graph):
+            match self._kind(node):
+                case NodeKind.KERNEL:
+                    found.append(read_attributes(self._entry_points, node))
+                case NodeKind.CHILD:
+                    inner = ask(cuda.cuGraphChildGraphNodeGetGraph, node)
+                    found += self.kernel_attributes(GraphHandle(int(inner)))
+                case NodeKind.CONDITIONAL:
+                    params = self._read_conditional(node)
+                    bodies = params.bodies if isinstance(params, ConditionalParams) else ()
+                    found += [each for body in bodies for each in self.kernel_attributes(body)]
+        return found
 
     def _read_conditional(self, node: NodeHandle) -> ConditionalParams | OpaqueParams:
         if self._entry_points.has_node_params:
