@@ -12,7 +12,15 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from graphcore.errors import ConfigurationError, PlanError
-from graphcore.plan.records import Condition, PlanBuffer, PlanEvent, PlanNode, View, Work
+from graphcore.plan.records import (
+    Condition,
+    PlanBuffer,
+    PlanEvent,
+    PlanNode,
+    PlanProblem,
+    View,
+    Work,
+)
 
 if TYPE_CHECKING:
     from graphcore.plan.order import Order
@@ -130,6 +138,27 @@ class PlanContents:
             PlanError: It is no node of this plan.
         """
         return self._ordered().after[self.index_of(node)]
+
+    def validate(self) -> list[PlanProblem]:
+        """All that keeps the plan from being built; empty where nothing does.
+
+        Nothing touches a GPU: cycles, unknown buffers, views out of bounds, layouts of copies that
+        differ, data races (with the bytes), nodes that a body or child graph cannot hold, unpaired
+        allocations, events and conditions, names given twice.
+        """
+        from graphcore.plan.validation import find_problems
+
+        return find_problems(self)
+
+    def check(self) -> None:
+        """Raises what :meth:`validate` finds.
+
+        Raises:
+            PlanError: Something is wrong; ``problems`` lists all of it.
+        """
+        from graphcore.plan.validation import raise_problems
+
+        raise_problems(self, self.validate())
 
     def _ordered(self) -> Order:
         from graphcore.plan.order import order_nodes

@@ -190,6 +190,7 @@ class GraphPlan(PlanDeclarations):
         *arguments: Any,
         reads: Any = None,
         writes: Any = None,
+        warmup: int = 1,
         after: Any = None,
         name: str | None = None,
     ) -> PlanNode:
@@ -200,16 +201,18 @@ class GraphPlan(PlanDeclarations):
             arguments: Views and buffers arrive as tensors, conditions as their handles.
             reads: What it reads; None: all views among the arguments.
             writes: What it writes; None: all views among the arguments.
+            warmup: How often it runs, on copies of its buffers, before it is captured.
             after: Replaces the derived order.
             name: None: the function's.
 
         Raises:
-            ConfigurationError: ``function`` cannot be called.
+            ConfigurationError: ``function`` cannot be called, or ``warmup`` is no count.
         """
+        (times,) = check_sizes(warmup, "warmup")
         given = tuple(a.whole if isinstance(a, PlanBuffer) else a for a in arguments)
         views = tuple(a for a in given if isinstance(a, View))
         return self._add(
-            Call(function, given),
+            Call(function, given, times),
             _name_of(function),
             name=name,
             after=after,
