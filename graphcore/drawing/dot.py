@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from graphcore.drawing import theme
-from graphcore.drawing.model import Box, Drawing
+from graphcore.drawing.model import SIGNS, Box, Drawing, Link
 from graphcore.drawing.text import printable
 
 
@@ -16,6 +16,7 @@ def dot(drawing: Drawing) -> str:
         '  graph [rankdir=TB, fontname="Helvetica", compound=true];',
         '  node [shape=box, style="rounded", fontname="Helvetica", fontsize=10];',
         "  edge [arrowsize=0.7];",
+        *_title(drawing),
         *_body(drawing, "n", "  "),
         "}",
     ]
@@ -25,8 +26,22 @@ def dot(drawing: Drawing) -> str:
 def _body(drawing: Drawing, prefix: str, indent: str) -> Iterator[str]:
     yield from _level(drawing, range(len(drawing.boxes)), (), prefix, indent)
     for link in drawing.links:
-        style = ' [style="dashed"]' if link.kind else ""
-        yield f"{indent}{prefix}{link.source} -> {prefix}{link.target}{style};"
+        yield f"{indent}{prefix}{link.source} -> {prefix}{link.target}{_link_style(link)};"
+
+
+def _title(drawing: Drawing) -> Iterator[str]:
+    """The notices as the graph's label, above it."""
+    if drawing.notices:
+        text = "\\n".join(_escape(notice.text) for notice in drawing.notices)
+        yield f'  graph [label="{text}", labelloc=t];'
+
+
+def _link_style(link: Link) -> str:
+    if link.change in theme.CHANGES:
+        color, sign = theme.CHANGES[link.change][0], SIGNS[link.change]
+        style = "dashed" if link.kind or link.change == "removed" else "solid"
+        return f' [style="{style}", color="{color}", fontcolor="{color}", label="{sign}"]'
+    return ' [style="dashed"]' if link.kind else ""
 
 
 def _level(
@@ -49,11 +64,18 @@ def _level(
 
 def _box(box: Box, name: str, indent: str) -> Iterator[str]:
     detail = f"{box.kind}, {box.detail}" if box.detail else box.kind
+    sign = f"{SIGNS[box.change]} " if box.change else ""
+    lines = [sign + box.label, detail, *(box.notes if box.change else ())]
     # \n is Graphviz's own line break: it goes between texts that are quoted already
-    label = f'"{_escape(box.label)}\\n{_escape(detail)}"'
+    label = '"' + "\\n".join(map(_escape, lines)) + '"'
     color = theme.KINDS.get(box.kind, theme.OTHER)[0]
     tooltip = _quote(box.title or box.label)
-    yield f'{indent}{name} [label={label}, tooltip={tooltip}, color="{color}"];'
+    style = ""
+    if box.change:
+        color, ground = theme.CHANGES[box.change][0], theme.GROUNDS[box.change][0]
+        dashed = ",dashed" if box.change == "removed" else ""
+        style = f', style="rounded,filled{dashed}", fillcolor="{ground}"'
+    yield f'{indent}{name} [label={label}, tooltip={tooltip}, color="{color}"{style}];'
     for number, (heading, inner) in enumerate(box.inner):
         yield f'{indent}subgraph "cluster_{name}_{number}" {{'
         yield f"{indent}  label={_quote(f'{heading} of {box.label}')}; style=dashed;"

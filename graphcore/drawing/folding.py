@@ -1,8 +1,9 @@
 """Folding: a drawing of many boxes becomes one of few, each standing for a group or a run.
 
 Boxes of one group become one folded box wherever that leaves the picture without cycles; a group
-that other work interrupts becomes several. Boxes without a group fold by runs. Nothing is lost: the
-folding says which boxes each folded one stands for.
+that other work interrupts becomes several. Boxes without a group fold by runs. In a comparison what
+did not change folds first, so that what did stands out. Nothing is lost: the folding says which
+boxes each folded one stands for.
 """
 
 from __future__ import annotations
@@ -11,11 +12,22 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from graphcore.drawing.model import FOLD_LIMIT, Box, Drawing, Link, count_kinds, kind_counts
+from graphcore.drawing.model import (
+    FOLD_LIMIT,
+    Box,
+    Change,
+    Drawing,
+    Link,
+    count_changes,
+    count_kinds,
+    kind_counts,
+)
 from graphcore.drawing.order import in_cycle, topological
 
 # a picture of groups stays legible up to about this many boxes
 _LEGIBLE = 48
+# comparisons of up to this many boxes are shown whole
+_SHORT_COMPARISON = 24
 # names listed in the tooltip of a folded box
 _TOLD = 6
 
@@ -36,7 +48,14 @@ def unfolded(drawing: Drawing) -> Folding:
 
 
 def fold(drawing: Drawing, limit: int = FOLD_LIMIT) -> Folding:
-    """The drawing as it is up to ``limit`` boxes, else folded by groups, deep as stays legible."""
+    """The drawing as it is up to ``limit`` boxes, else folded by groups, deep as stays legible.
+
+    A comparison folds what did not change from 25 boxes on, and by groups where too much did.
+    """
+    if drawing.compares and len(drawing.boxes) > _SHORT_COMPARISON:
+        pieces = _unchanged_runs(drawing)
+        if len(pieces) <= _LEGIBLE:
+            return Folding(_folded(drawing, pieces), tuple(map(tuple, pieces)))
     if len(drawing.boxes) <= limit:
         return unfolded(drawing)
     depths = max(box.group.count("/") + 1 if box.group else 0 for box in drawing.boxes)
@@ -103,26 +122,57 @@ def _chunks(drawing: Drawing) -> list[list[int]]:
     return [sorted(order[start : start + size]) for start in range(0, count, size)]
 
 
+def _unchanged_runs(drawing: Drawing) -> list[list[int]]:
+    """Original indices by box: what changed and its neighbours alone, the rest in runs."""
+    changed = {index for index, box in enumerate(drawing.boxes) if box.change}
+    changed |= {end for link in drawing.links if link.change for end in link[:2]}
+    shown = set(changed)
+    for link in drawing.links:
+        if link.source in changed or link.target in changed:
+            shown |= {link.source, link.target}
+    count = len(drawing.boxes)
+    order = topological(count, [(link.source, link.target) for link in drawing.links])
+    run = _runs(order, [f"box {index}" if index in shown else "" for index in range(count)])
+    members: dict[int, list[int]] = {}
+    for index in order:
+        members.setdefault(run[index], []).append(index)
+    return [sorted(entry) for entry in members.values()]
+
+
 def _folded(drawing: Drawing, members: Sequence[Sequence[int]]) -> Drawing:
     block = {index: number for number, entry in enumerate(members) for index in entry}
-    links = {
-        (block[link.source], block[link.target]): None
-        for link in drawing.links
-        if block[link.source] != block[link.target]
-    }
+    between: dict[tuple[int, int], set[Change]] = {}
+    for link in drawing.links:
+        pair = block[link.source], block[link.target]
+        if pair[0] != pair[1]:
+            between.setdefault(pair, set()).add(link.change)
+    links = (
+        Link(*pair, change=changes.pop() if len(changes) == 1 else "")
+        for pair, changes in between.items()
+    )
     boxes = tuple(_group_box(drawing, entry) for entry in members)
-    return Drawing(boxes, tuple(Link(*pair) for pair in links))
+    return Drawing(boxes, tuple(links), drawing.notices, drawing.compares)
 
 
 def _group_box(drawing: Drawing, members: Sequence[int]) -> Box:
     boxes = [drawing.boxes[index] for index in members]
     group = _common([box.group for box in boxes])
-    if len(boxes) == 1 and not group:
+    if len(boxes) == 1 and (drawing.compares or not group):
         return boxes[0]
     label = group or f"nodes {members[0]}-{members[-1]}"
     parts = _parts(boxes)
+    detail = _detail(boxes, parts)
+    changes = tuple(count_changes(boxes).items())
+    if drawing.compares and not changes:
+        label, detail = group or "unchanged", _from_to(boxes) or detail
     title = f"{label}\n{_most_frequent(parts)}"
-    return Box(label, "group", _detail(boxes, parts), group, title, parts=parts)
+    return Box(label, "group", detail, group, title, parts=parts, changes=changes)
+
+
+def _from_to(boxes: Sequence[Box]) -> str:
+    """The first and the last group of some boxes; empty where they have one or none."""
+    groups = list(dict.fromkeys(box.group for box in boxes if box.group))
+    return f"{groups[0]} to {groups[-1]}" if len(groups) > 1 else ""
 
 
 def _parts(boxes: Sequence[Box]) -> tuple[Part, ...]:

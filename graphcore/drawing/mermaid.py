@@ -4,19 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from graphcore.drawing import theme
 from graphcore.drawing.folding import fold
-from graphcore.drawing.model import Box, Drawing, second_line
+from graphcore.drawing.model import SIGNS, Box, Drawing, second_line
 from graphcore.drawing.text import printable
 
 
 def mermaid(drawing: Drawing) -> str:
     """Flowchart source; consecutive boxes of one group share a subgraph."""
     shown = fold(drawing).drawing
-    lines = ["flowchart TD", *_boxes(shown)]
+    lines = [f"%% {_text(notice.text)}" for notice in shown.notices]
+    lines += ["flowchart TD", *_boxes(shown)]
     for link in shown.links:
-        arrow = "-.->" if link.kind else "-->"
-        lines.append(f"  n{link.source} {arrow} n{link.target}")
-    return "\n".join(lines) + "\n"
+        arrow = "-.->" if link.kind or link.change == "removed" else "-->"
+        sign = f'|"{_text(SIGNS[link.change])}"|' if link.change else ""
+        lines.append(f"  n{link.source} {arrow}{sign} n{link.target}")
+    return "\n".join([*lines, *_styles(shown)]) + "\n"
+
+
+def _styles(drawing: Drawing) -> Iterator[str]:
+    """A class per change that occurs, and the boxes and links it colours."""
+    for change, (color, _) in theme.CHANGES.items():
+        ground = theme.GROUNDS[change][0]
+        boxes = [f"n{at}" for at, box in enumerate(drawing.boxes) if box.change == change]
+        links = [str(at) for at, link in enumerate(drawing.links) if link.change == change]
+        if boxes:
+            yield f"  classDef {change} fill:{ground},stroke:{color},color:{theme.LIGHT.ink}"
+            yield f"  class {','.join(boxes)} {change}"
+        if links:
+            yield f"  linkStyle {','.join(links)} stroke:{color},stroke-width:2px"
 
 
 def _boxes(drawing: Drawing) -> Iterator[str]:
@@ -35,7 +51,9 @@ def _boxes(drawing: Drawing) -> Iterator[str]:
 
 def _shape(box: Box) -> str:
     detail = second_line(box)
-    label = _text(box.label) + (f"<br/>{_text(detail)}" if detail else "")
+    signs = [f"{SIGNS[change]}{count}" for change, count in box.changes]
+    signs += [SIGNS[box.change]] if box.change else []
+    label = _text(" ".join([*signs, box.label])) + (f"<br/>{_text(detail)}" if detail else "")
     opening, closing = ("[[", "]]") if box.counts or box.inner else ("[", "]")
     return f'{opening}"{label}"{closing}'
 

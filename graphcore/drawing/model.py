@@ -7,9 +7,9 @@ Mermaid or terminal text. The same drawing always gives the same bytes.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from graphcore.errors import ConfigurationError
 
@@ -19,6 +19,10 @@ FOLD_LIMIT = 200
 Section = tuple[str, Mapping[str, object] | str]
 """(heading, what is under it): pairs of name and value, or preformatted text."""
 
+Change = Literal["", "added", "removed", "changed"]
+SIGNS: dict[Change, str] = {"added": "+", "removed": "-", "changed": "~"}
+"""How a change is written wherever it is coloured: nothing is told by colour alone."""
+
 
 class Link(NamedTuple):
     """An arrow between two boxes, by index. ``kind`` "" is drawn solid, others dashed."""
@@ -26,6 +30,14 @@ class Link(NamedTuple):
     source: int
     target: int
     kind: str = ""
+    change: Change = ""
+
+
+class Notice(NamedTuple):
+    """A sentence above the picture; ``tone`` is what it means for the reader."""
+
+    text: str
+    tone: Literal["", "good", "bad"] = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +55,9 @@ class Box:
         inner: (heading, drawing) of what lies inside the box.
         parts: Of a folded group: (kind, label, how many) of the boxes it stands for, those of one
             kind together.
+        change: In a comparison: what became of the box; empty where nothing did.
+        number: What it is called in tables; empty is its index.
+        changes: Of a folded group in a comparison: (change, how many) of the boxes inside.
     """
 
     label: str
@@ -54,6 +69,9 @@ class Box:
     notes: tuple[str, ...] = ()
     inner: tuple[tuple[str, Drawing], ...] = ()
     parts: tuple[tuple[str, str, int], ...] = ()
+    change: Change = ""
+    number: str = ""
+    changes: tuple[tuple[Change, int], ...] = ()
 
     @property
     def counts(self) -> tuple[tuple[str, int], ...]:
@@ -66,20 +84,33 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """Boxes, and links between them by index."""
+    """Boxes, and links between them by index.
+
+    Args:
+        boxes: The boxes, in the order of the table.
+        links: Arrows between them.
+        notices: Sentences above the picture.
+        compares: Whether it shows two states of one thing: what did not change is folded away.
+    """
 
     boxes: tuple[Box, ...]
     links: tuple[Link, ...] = ()
+    notices: tuple[Notice, ...] = ()
+    compares: bool = False
 
     def counts(self) -> dict[str, int]:
         """How many boxes there are of each kind, most frequent first."""
         return count_kinds(self.boxes)
 
-    def to_svg(self) -> str:
-        """A picture that stands on its own, light and dark; folded past 200 boxes."""
+    def changes(self) -> dict[Change, int]:
+        """How many boxes were added, removed and changed; those that are none are left out."""
+        return count_changes(self.boxes)
+
+    def to_svg(self, *, full: bool = False) -> str:
+        """A picture that stands on its own, light and dark; folded past 200 boxes unless full."""
         from graphcore.drawing.svg import picture
 
-        return picture(self)
+        return picture(self, full=full)
 
     def to_html(self) -> str:
         """A fragment for a notebook: picture, search and tables."""
@@ -87,19 +118,22 @@ class Drawing:
 
         return fragment(self)
 
-    def to_html_page(self, title: str, sections: Sequence[Section] = ()) -> str:
+    def to_html_page(
+        self, title: str, sections: Sequence[Section] = (), *, full: bool = False
+    ) -> str:
         """One self-contained page.
 
         Args:
             title: The heading.
             sections: Cards above the picture: (heading, {name: value}) or (heading, text).
+            full: Draw every box, however many there are.
 
         Raises:
             ConfigurationError: A title or section of another form.
         """
         from graphcore.drawing.html import page
 
-        return page(self, title, sections)
+        return page(self, title, sections, full=full)
 
     def to_dot(self) -> str:
         """Graphviz source, every box, groups as clusters."""
@@ -135,12 +169,26 @@ def count_kinds(boxes: Sequence[Box]) -> dict[str, int]:
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
 
+def count_changes(boxes: Iterable[Box]) -> dict[Change, int]:
+    """Boxes per change, in the order of the signs; a folded box counts what it stands for."""
+    counts: Counter[Change] = Counter()
+    for box in boxes:
+        for change, count in box.changes or ((box.change, 1),):
+            counts[change] += count
+    return {change: counts[change] for change in SIGNS if counts[change]}
+
+
 def kind_counts(counts: Mapping[str, int]) -> str:
     """Counts as people read them: ``12 kernels · 1 memcpy``."""
     return " · ".join(
         f"{count} {'kernels' if kind == 'kernel' and count != 1 else kind}"
         for kind, count in counts.items()
     )
+
+
+def edge_count(count: int) -> str:
+    """``1 edge``, ``2 edges``."""
+    return f"{count} edge{'' if count == 1 else 's'}"
 
 
 def node_count(count: int) -> str:

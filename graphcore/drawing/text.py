@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from textwrap import wrap
 
 from graphcore.drawing.folding import Folding, fold, unfolded
-from graphcore.drawing.model import Box, Drawing, kind_counts, node_count, truncate
+from graphcore.drawing.model import (
+    SIGNS,
+    Box,
+    Drawing,
+    edge_count,
+    kind_counts,
+    node_count,
+    truncate,
+)
 
 _GAP = "  "
 # the least a name is cut to, however narrow the terminal
@@ -15,24 +24,40 @@ _SHORTEST_NAME = 16
 def table(drawing: Drawing, *, width: int = 100, full: bool = False) -> str:
     """A summary line and one row per box; folded past 200 boxes unless ``full``."""
     folding = unfolded(drawing) if full else fold(drawing)
-    links = len(drawing.links)
-    head = f"{node_count(len(drawing.boxes))}, {links} edge{'' if links == 1 else 's'}"
+    head = f"{node_count(len(drawing.boxes))}, {edge_count(len(drawing.links))}"
     if drawing.boxes:
         head += f" ({kind_counts(drawing.counts())})"
+    changes = ", ".join(f"{SIGNS[name]}{count} {name}" for name, count in drawing.changes().items())
+    heads = [printable(notice.text) for notice in drawing.notices]
+    heads += [head, changes] if changes else [head]
     if folding.drawing is not drawing:
-        lines = _aligned(("nodes", "group", "what"), _folded_rows(folding), width, stretch=1)
+        columns: tuple[str, ...] = ("", "nodes", "group", "what")
+        lines = _aligned(columns, _folded_rows(folding), width, stretch=2)
     elif drawing.boxes:
-        lines = _aligned(("#", "kind", "name", "work", "after", "group"), _rows(drawing), width, 2)
+        columns = ("", "#", "kind", "name", "work", "after", "group")
+        lines = _aligned(columns, _rows(drawing), width, stretch=3)
     else:
         lines = []
-    return "\n".join([truncate(head, width), *lines])
+    whole = [truncate(part, width) for line in heads for part in wrap(line, width)]
+    return "\n".join([*whole, *lines])
 
 
 def _folded_rows(folding: Folding) -> list[tuple[str, ...]]:
     return [
-        (_range(members), printable(box.label), printable(box.detail or box.kind))
+        (
+            _signs(box),
+            _range(members) if box.counts or not box.number else box.number,
+            printable(box.label),
+            printable(box.detail or box.kind),
+        )
         for box, members in zip(folding.drawing.boxes, folding.members, strict=True)
     ]
+
+
+def _signs(box: Box) -> str:
+    if box.changes:
+        return " ".join(f"{SIGNS[change]}{count}" for change, count in box.changes)
+    return SIGNS[box.change] if box.change else ""
 
 
 def _range(members: Sequence[int]) -> str:
@@ -47,13 +72,20 @@ def _range(members: Sequence[int]) -> str:
 def _rows(drawing: Drawing) -> list[tuple[str, ...]]:
     needs: list[list[str]] = [[] for _ in drawing.boxes]
     for link in drawing.links:
-        needs[link.target].append(str(link.source))
-    return [_row(index, box, needs[index]) for index, box in enumerate(drawing.boxes)]
+        sign = SIGNS[link.change] if link.change else ""
+        needs[link.target].append(f"{sign}{_number(drawing, link.source)}")
+    return [
+        _row(_number(drawing, index), box, needs[index]) for index, box in enumerate(drawing.boxes)
+    ]
 
 
-def _row(index: int, box: Box, needs: Sequence[str]) -> tuple[str, ...]:
+def _number(drawing: Drawing, index: int) -> str:
+    return printable(drawing.boxes[index].number) or str(index)
+
+
+def _row(number: str, box: Box, needs: Sequence[str]) -> tuple[str, ...]:
     texts = (box.kind, box.label, box.detail, " ".join(needs), box.group)
-    return (str(index), *map(printable, texts))
+    return (_signs(box), number, *map(printable, texts))
 
 
 def _aligned(

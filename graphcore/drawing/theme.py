@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Palette:
-    """One theme: the neutral colours by role, and (light, dark) is chosen by the caller."""
+    """One theme: the neutral colours by role. ``mark`` is written on the colours of changes."""
 
     page: str
     surface: str
@@ -20,6 +20,7 @@ class Palette:
     line: str
     link: str
     accent: str
+    mark: str
 
 
 LIGHT = Palette(
@@ -31,6 +32,7 @@ LIGHT = Palette(
     line="#d6dbe4",
     link="#8d98a9",
     accent="#2b66d4",
+    mark="#ffffff",
 )
 DARK = Palette(
     page="#0f1217",
@@ -41,6 +43,7 @@ DARK = Palette(
     line="#333b47",
     link="#6d7889",
     accent="#7eabff",
+    mark="#0f1217",
 )
 
 # kind -> (light, dark)
@@ -58,6 +61,17 @@ KINDS = {
     "empty": ("#8a93a2", "#8b95a5"),
 }
 OTHER = ("#6b7280", "#a3acba")
+# change -> (light, dark) of its strokes and signs, and of the ground of its boxes
+CHANGES = {
+    "added": ("#1a7a35", "#56c870"),
+    "removed": ("#c2242e", "#ff8078"),
+    "changed": ("#8a5800", "#e3b341"),
+}
+GROUNDS = {
+    "added": ("#e9f7ed", "#15291c"),
+    "removed": ("#fdeeee", "#331b1e"),
+    "changed": ("#fff6df", "#2d2614"),
+}
 
 
 def kind_class(kind: str) -> str:
@@ -84,7 +98,9 @@ def _values(dark: bool) -> dict[str, str]:
     palette = DARK if dark else LIGHT
     values = {name: getattr(palette, name) for name in Palette.__slots__}
     kinds = {kind.replace(" ", "-"): pair[dark] for kind, pair in KINDS.items()}
-    return values | kinds | {"other": OTHER[dark]}
+    changes = {name: pair[dark] for name, pair in CHANGES.items()}
+    grounds = {f"{name}-ground": pair[dark] for name, pair in GROUNDS.items()}
+    return values | kinds | {"other": OTHER[dark]} | changes | grounds
 
 
 def _rules(values: dict[str, str]) -> str:
@@ -95,7 +111,15 @@ def _rules(values: dict[str, str]) -> str:
         ".gc-back": f"fill:{values['raised']};stroke:{values['line']}",
         ".gc-link": f"stroke:{values['link']}",
         ".gc-head": f"fill:{values['link']}",
+        ".gc-mark text": f"fill:{values['mark']}",
+        ".gc-tone-good": f"fill:{values['added']}",
+        ".gc-tone-bad": f"fill:{values['removed']}",
     }
+    for change in CHANGES:
+        color, name = values[change], f".gc-{change}"
+        rules[f"{name}>.gc-card"] = f"fill:{values[f'{change}-ground']};stroke:{color}"
+        rules[f"{name}>.gc-link"] = f"stroke:{color}"
+        rules[f"{name}>.gc-head,.gc-mark{name}>rect,.gc-mark{name}>circle"] = f"fill:{color}"
     for kind in [kind.replace(" ", "-") for kind in KINDS] + ["other"]:
         rules[f".gc-fill.k-{kind}"] = f"fill:{values[kind]}"
     return "".join(f"{selector}{{{body}}}" for selector, body in rules.items())
@@ -105,6 +129,11 @@ SHAPES = (
     ".gc-link{fill:none;stroke-width:1.4}"
     ".gc-dashed{stroke-dasharray:5 4}"
     ".gc-card,.gc-back{stroke-width:1}"
+    ".gc-added>.gc-card,.gc-changed>.gc-card{stroke-width:1.8}"
+    ".gc-removed>.gc-card{stroke-width:1.8;stroke-dasharray:6 3}"
+    ".gc-added>.gc-link{stroke-width:2}.gc-removed>.gc-link{stroke-width:2;stroke-dasharray:6 3}"
+    ".gc-mark text{font:700 12px ui-monospace,Menlo,Consolas,'DejaVu Sans Mono',monospace}"
+    ".gc-note{font:600 12.5px system-ui,-apple-system,'Segoe UI','DejaVu Sans',sans-serif}"
     ".gc-label{font:600 12px ui-monospace,'SF Mono',Menlo,Consolas,'DejaVu Sans Mono',monospace}"
     ".gc-name{font:600 13px system-ui,-apple-system,'Segoe UI','DejaVu Sans',sans-serif}"
     ".gc-detail{font:10.5px ui-monospace,'SF Mono',Menlo,Consolas,'DejaVu Sans Mono',monospace}"

@@ -233,7 +233,7 @@ def test_the_graph_inside_a_node_is_drawn_inside_its_row() -> None:
     page = Checked(text)
     assert text.count("<svg") == 2
     assert len(page.rows) == 1
-    assert text.count("data-inner=") == 4
+    assert text.count("<tr data-inner=") == 4
     assert "child graph" in text
 
 

@@ -10,21 +10,38 @@
     const names = all('[data-name]').map((cell) => cell.textContent);
     const input = root.querySelector('input[type=search]');
     const output = root.querySelector('output');
-    const groupOf = (number) => list.querySelector(`:scope>details[data-box="${number}"]`);
+    const steps = all('button[data-step]');
+    const groups = all(':scope>details[data-box]', list);
+    const still = matchMedia('(prefers-reduced-motion:reduce)').matches;
+    const behavior = still ? 'auto' : 'smooth';
+    const groupOf = (number) => groups.find((group) => group.dataset.box === number);
     const rowOf = (number) => rows.find((row) => row.dataset.row === String(number));
+    const boxOf = (row) => boxes.find((box) => box.dataset.box === row.dataset.box);
 
     for (const cell of all('td[data-n]', list)) cell.title = names[cell.dataset.n] || '';
 
-    const show = (element) => element.scrollIntoView({ block: 'nearest', behavior: 'smooth' });
+    // scrolls only the picture, never the page
+    const reveal = (box) => {
+      const inner = box.getBoundingClientRect();
+      const outer = view.getBoundingClientRect();
+      const by = (low, high, from, to) => (low < from + 12 ? low - from - 12 : high > to - 12 ? high - to + 12 : 0);
+      view.scrollBy({
+        left: by(inner.left, inner.right, outer.left, outer.right),
+        top: by(inner.top, inner.bottom, outer.top, outer.bottom),
+        behavior,
+      });
+    };
     const select = (box) => {
       for (const other of boxes) other.classList.toggle('gc-on', other === box);
-      for (const row of rows) row.classList.remove('gc-on');
+      for (const row of all('tr.gc-on', list)) row.classList.remove('gc-on');
+      if (box) reveal(box);
     };
     const showRow = (row) => {
       for (let up = row; up && up !== root; up = up.parentElement) if (up.open === false) up.open = true;
-      select(boxes.find((box) => box.dataset.box === row.dataset.box));
+      if (row.dataset.row !== undefined) select(boxOf(row));
+      else for (const other of all('tr.gc-on', list)) other.classList.remove('gc-on');
       row.classList.add('gc-on');
-      row.scrollIntoView({ block: 'center', behavior: 'smooth' });
+      row.scrollIntoView({ block: 'center', behavior });
     };
     const press = (box) => {
       const group = groupOf(box.dataset.box);
@@ -32,7 +49,7 @@
       const closing = group.open && box.classList.contains('gc-on');
       group.open = !closing;
       select(closing ? null : box);
-      if (!closing) requestAnimationFrame(() => show(group));
+      if (!closing) requestAnimationFrame(() => group.scrollIntoView({ block: 'nearest', behavior }));
     };
 
     for (const box of boxes) {
@@ -42,6 +59,7 @@
       box.addEventListener('keydown', (event) => {
         if (event.key !== 'Enter' && event.key !== ' ') return;
         event.preventDefault();
+        event.stopPropagation(); // notebooks have shortcuts of their own
         press(box);
       });
       box.addEventListener('pointerenter', () => heat(true));
@@ -51,29 +69,46 @@
     }
     list.addEventListener('click', (event) => {
       const link = event.target.closest('a[data-to]');
-      const row = link && rowOf(link.dataset.to);
-      if (!row) return;
+      if (!link) return;
       event.preventDefault();
-      showRow(row);
+      const to = link.dataset.to;
+      const inside = link.closest('tr').dataset.inner !== undefined;
+      const row = inside ? link.closest('tbody').querySelector(`:scope>tr[data-inner="${to}"]`) : rowOf(to);
+      if (row) showRow(row);
     });
 
+    const insideOf = (row) => {
+      const next = row.nextElementSibling;
+      return next && next.classList.contains('gc-inside') ? next : null;
+    };
     const texts = rows.map((row) => {
       const name = row.querySelector('td[data-n]');
-      return `${row.textContent} ${name ? names[name.dataset.n] : ''} ${row.dataset.group || ''}`.toLowerCase();
+      const inside = insideOf(row);
+      const parts = [row.textContent, name && names[name.dataset.n], row.dataset.group, inside && inside.textContent];
+      return parts.filter(Boolean).join(' ').toLowerCase();
     });
-    let before = null;
+    let before = null; // which groups were open before the search began
+    let matches = [];
+    let at = -1;
+    const tell = () => {
+      const searching = input.value.trim() !== '';
+      const some = matches.length > 0 && searching;
+      const many = `${matches.length} of ${rows.length} nodes`;
+      output.textContent = !searching ? '' : at < 0 ? many : `${at + 1} of ${matches.length}`;
+      for (const button of steps) button.disabled = !some;
+    };
     const search = () => {
       const words = input.value.toLowerCase().split(/\s+/).filter(Boolean);
-      const groups = all(':scope>details[data-box]', list);
       if (words.length && !before) before = new Map(groups.map((group) => [group, group.open]));
       const hits = new Set();
-      let count = 0;
-      rows.forEach((row, at) => {
-        const hit = words.every((word) => texts[at].includes(word));
+      matches = [];
+      at = -1;
+      rows.forEach((row, index) => {
+        const hit = words.every((word) => texts[index].includes(word));
         row.hidden = !hit;
-        const inside = row.nextElementSibling;
-        if (inside && inside.classList.contains('gc-inside')) inside.hidden = !hit;
-        if (hit) { count += 1; hits.add(row.dataset.box); }
+        const inside = insideOf(row);
+        if (inside) inside.hidden = !hit;
+        if (hit) { matches.push(row); hits.add(row.dataset.box); }
       });
       for (const group of groups) {
         group.hidden = !hits.has(group.dataset.box);
@@ -83,23 +118,46 @@
       if (!words.length) before = null;
       for (const box of boxes) box.classList.toggle('gc-dim', !hits.has(box.dataset.box));
       for (const link of links) link.classList.toggle('gc-dim', words.length > 0);
-      output.textContent = words.length ? `${count} of ${rows.length} nodes` : '';
+      select(null);
+      tell();
     };
+    const step = (by) => {
+      if (!matches.length || !input.value.trim()) return;
+      at = at < 0 ? (by > 0 ? 0 : matches.length - 1) : (at + by + matches.length) % matches.length;
+      showRow(matches[at]);
+      tell();
+    };
+    const STEPS = { Enter: 1, ArrowDown: 1, ArrowUp: -1 };
     input.addEventListener('input', search);
     input.addEventListener('keydown', (event) => {
       if (event.key === 'Escape') { input.value = ''; search(); input.blur(); }
+      const by = STEPS[event.key];
+      if (by) { event.preventDefault(); step(event.shiftKey ? -by : by); }
       event.stopPropagation(); // notebooks have shortcuts of their own
     });
-    document.addEventListener('keydown', (event) => {
-      const busy = event.target.closest && event.target.closest('input,textarea,select,[contenteditable=true]');
-      if (event.key !== '/' || busy || event.ctrlKey || event.metaKey || event.altKey) return;
-      if (root !== document.querySelector('[data-gc]')) return;
-      event.preventDefault();
-      input.focus();
-    });
+    for (const button of steps) button.addEventListener('click', () => step(Number(button.dataset.step)));
+    for (const name of ['pointerenter', 'focusin']) root.addEventListener(name, () => { window.gcNear = root; });
+  };
+
+  // of several graphs on a page the one last pointed at or used answers "/", else the first in sight
+  const near = () => {
+    if (window.gcNear && window.gcNear.isConnected) return window.gcNear;
+    const roots = [...document.querySelectorAll('[data-gc]')];
+    const seen = roots.find((root) => root.getBoundingClientRect().bottom > 0);
+    return seen || roots[0];
+  };
+  const slash = (event) => {
+    const busy = event.target.closest && event.target.closest('input,textarea,select,[contenteditable=true]');
+    if (event.key !== '/' || busy || event.ctrlKey || event.metaKey || event.altKey) return;
+    const input = near() && near().querySelector('input[type=search]');
+    if (!input) return;
+    event.preventDefault();
+    input.focus();
+    input.select();
   };
   for (const root of document.querySelectorAll('[data-gc]:not([data-live])')) {
     root.dataset.live = '';
     start(root);
   }
+  if (!window.gcSlash) document.addEventListener('keydown', (window.gcSlash = slash));
 })();
