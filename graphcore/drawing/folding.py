@@ -164,7 +164,7 @@ def _group_box(drawing: Drawing, members: Sequence[int]) -> Box:
     detail = _detail(boxes, parts)
     changes = tuple(count_changes(boxes).items())
     if drawing.compares and not changes:
-        label, detail = group or "unchanged", _from_to(boxes) or detail
+        label, detail = group or "unchanged", (not group and _from_to(boxes)) or detail
     title = f"{label}\n{_most_frequent(parts)}"
     return Box(label, "group", detail, group, title, parts=parts, changes=changes)
 

@@ -56,7 +56,7 @@ class Box:
         parts: Of a folded group: (kind, label, how many) of the boxes it stands for, those of one
             kind together.
         change: In a comparison: what became of the box; empty where nothing did.
-        number: What it is called in tables; empty is its index.
+        number: What it is called in tables, ``"4->3"`` where that changed; empty is its index.
         changes: Of a folded group in a comparison: (change, how many) of the boxes inside.
     """
 
@@ -101,6 +101,10 @@ class Drawing:
     def counts(self) -> dict[str, int]:
         """How many boxes there are of each kind, most frequent first."""
         return count_kinds(self.boxes)
+
+    def number(self, index: int) -> str:
+        """What box ``index`` is called in tables, by where it is now."""
+        return self.boxes[index].number.rpartition("->")[2] or str(index)
 
     def changes(self) -> dict[Change, int]:
         """How many boxes were added, removed and changed; those that are none are left out."""

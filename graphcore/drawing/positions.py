@@ -1,12 +1,14 @@
 """Positions on a rank: as near to the neighbours as the order and the gaps allow.
 
 Given an order, the best positions in the least-squares sense are an isotonic regression, found by
-pooling neighbours that would overlap; linear and exact.
+pooling neighbours that would overlap; linear and exact. Then chains, and links past several ranks,
+are put upright wherever their neighbours leave a place for all of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 
 _SWEEPS = 8
 # sweeps, from this one on, that look at the neighbours on both sides
@@ -40,7 +42,64 @@ def place(
             wanted = [_mean(item, neighbours[item], centers) for item in row]
             weights = [_STRAIGHT if widths[item] <= _STAND_IN else 1.0 for item in row]
             _spread(row, wanted, weights, widths, gap, centers)
+    _straighten(rows, up, down, widths, gap, centers)
     return centers
+
+
+def _straighten(
+    rows: Sequence[Sequence[int]],
+    up: Sequence[Sequence[int]],
+    down: Sequence[Sequence[int]],
+    widths: Sequence[float],
+    gap: float,
+    centers: list[float],
+) -> None:
+    """Gives each chain one center where there is one that its neighbours on every row leave."""
+    beside: dict[int, tuple[int | None, int | None]] = {}
+    for row in rows:
+        for at, item in enumerate(row):
+            right = row[at + 1] if at + 1 < len(row) else None
+            beside[item] = (row[at - 1] if at else None, right)
+    # long chains first: they move what is around them least; twice, as one makes room for another
+    for chain in sorted(_chains(up, down), key=len, reverse=True) * 2:
+        low, high = -inf, inf
+        for item in chain:
+            left, right = beside[item]
+            if left is not None:
+                low = max(low, centers[left] + _apart(left, item, widths, gap))
+            if right is not None:
+                high = min(high, centers[right] - _apart(item, right, widths, gap))
+        if low <= high:
+            middle = sorted(centers[item] for item in chain)[len(chain) // 2]
+            for item in chain:
+                centers[item] = min(max(middle, low), high)
+
+
+def _chains(up: Sequence[Sequence[int]], down: Sequence[Sequence[int]]) -> list[list[int]]:
+    """The longest runs of items that have one neighbour each on the facing sides."""
+
+    def follower(item: int) -> int | None:
+        only = down[item][0] if len(down[item]) == 1 else None
+        return only if only is not None and len(up[only]) == 1 else None
+
+    chains = []
+    followed = {follower(item) for item in range(len(up))}
+    for item in range(len(up)):
+        if item in followed:
+            continue
+        chain, after = [item], follower(item)
+        while after is not None:
+            chain.append(after)
+            after = follower(after)
+        if len(chain) > 1:
+            chains.append(chain)
+    return chains
+
+
+def _apart(left: int, right: int, widths: Sequence[float], gap: float) -> float:
+    """The least distance of the centers of two neighbours; long links may run close together."""
+    near = widths[left] <= _STAND_IN and widths[right] <= _STAND_IN
+    return (widths[left] + widths[right]) / 2 + (gap / 2 if near else gap)
 
 
 def _mean(item: int, neighbours: Sequence[int], centers: Sequence[float]) -> float:
@@ -61,9 +120,7 @@ def _spread(
     offsets, at = [], 0.0
     for index, item in enumerate(row):
         if index:
-            before = widths[row[index - 1]]
-            near = before <= _STAND_IN and widths[item] <= _STAND_IN
-            at += (before + widths[item]) / 2 + (gap / 2 if near else gap)
+            at += _apart(row[index - 1], item, widths, gap)
         offsets.append(at)
     pools: list[tuple[float, float, int]] = []  # (mean of wanted minus offset, weight, items)
     for index in range(len(row)):

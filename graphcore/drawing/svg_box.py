@@ -7,12 +7,14 @@ from html import escape
 
 from graphcore.drawing import theme
 from graphcore.drawing.layout import Place
-from graphcore.drawing.model import SIGNS, Box, node_count, second_line, truncate
+from graphcore.drawing.model import SIGNS, Box, Change, node_count, second_line, truncate
 
 # width of a character of the label's, the detail's and the group label's font, in pixels
 _LABEL, _DETAIL, _NAME = 7.25, 6.35, 7.4
 _PADDING = 15
 _NARROWEST, _WIDEST, _STEP = 112, 240, 16
+# a changed box may be wider: it says what changed
+_WIDEST_CHANGE = 336
 # characters kept free for a folded box's number of nodes
 _AMOUNT = 11
 _HEIGHT, _FOLDED_HEIGHT = 44, 60
@@ -39,7 +41,8 @@ def _needed(box: Box) -> float:
     if box.counts:
         label += _AMOUNT * _DETAIL
     text = max(label, len(_detail(box)) * _DETAIL) + 2 * _PADDING
-    return float(min(max(-(-text // _STEP) * _STEP, _NARROWEST), _WIDEST))
+    widest = _WIDEST_CHANGE if box.change == "changed" else _WIDEST
+    return float(min(max(-(-text // _STEP) * _STEP, _NARROWEST), widest))
 
 
 def box_markup(number: int, box: Box, place: Place, interactive: bool) -> str:
@@ -50,12 +53,19 @@ def box_markup(number: int, box: Box, place: Place, interactive: bool) -> str:
     title = sign + "\n".join(filter(None, (box.title or box.label, *more, *notes)))
     focus = ' tabindex="0" role="button"' if interactive else ""
     body = _folded_body(box, place) if box.counts else _node_body(box, place)
-    name = f"gc-box gc-{box.change}" if box.change else "gc-box"
+    change = box.change or (box.changes and _overall(box))
+    name = f"gc-box gc-{change}" if change else "gc-box"
     return (
         f'<g class="{name}" data-box="{number}"{focus} '
         f'transform="translate({place.x:g} {place.y:g})">'
         f"<title>{clean(title)}</title>{body}{_marks(box, place)}</g>"
     )
+
+
+def _overall(box: Box) -> Change:
+    """What became of a folded box as a whole: what became of all of it, else it changed."""
+    (change, count), *others = box.changes
+    return change if not others and count == sum(n for _, n in box.counts) else "changed"
 
 
 def _detail(box: Box) -> str:

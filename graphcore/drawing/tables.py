@@ -14,6 +14,7 @@ from graphcore.drawing.model import (
     Box,
     Change,
     Drawing,
+    Link,
     edge_count,
     kind_counts,
     node_count,
@@ -21,14 +22,15 @@ from graphcore.drawing.model import (
 from graphcore.drawing.svg import svg
 from graphcore.drawing.svg_box import clean
 
-# lines of one row; the rest is counted
+# lines of one row, and rows of the list of changes; the rest is counted
 _MOST_LINES = 24
+_MOST_CHANGES = 200
 
 
 def tables(folding: Folding, drawing: Drawing) -> str:
     """The tables of a drawing, folded as its picture is."""
     names = _names(drawing)
-    parts = "".join(_tables(folding, drawing, names))
+    parts = _changes(drawing) + "".join(_tables(folding, drawing, names))
     return f'<section class="gc-panel gc-list">{parts}</section>{_kernels(drawing, names)}'
 
 
@@ -73,10 +75,57 @@ def _kernels(drawing: Drawing, names: Mapping[str, int]) -> str:
         for name in names
     )
     return (
-        '<section class="gc-panel" style="margin-top:14px"><details><summary><b>Full names</b>'
+        '<section class="gc-panel gc-names"><details><summary><b>Full names</b>'
         f"<span>{len(names)}</span></summary>"
         '<div class="gc-scroll"><table><thead><tr><th>nodes</th><th>name</th></tr></thead>'
         f"<tbody>{rows}</tbody></table></div></details></section>"
+    )
+
+
+def _changes(drawing: Drawing) -> str:
+    """Of a comparison: all that changed in one list, each with a way to its row."""
+    nodes = [index for index, box in enumerate(drawing.boxes) if box.change]
+    lone = {"", "changed"}  # edges of added and removed nodes go without saying
+    edges = [
+        link
+        for link in drawing.links
+        if link.change and {drawing.boxes[end].change for end in link[:2]} <= lone
+    ]
+    if not nodes and not edges:
+        return ""
+    rows = "".join(_changed_row(drawing, index) for index in nodes[:_MOST_CHANGES])
+    rows += "".join(_changed_edge(drawing, link) for link in edges[:_MOST_CHANGES])
+    more = max(len(nodes) - _MOST_CHANGES, 0) + max(len(edges) - _MOST_CHANGES, 0)
+    told = f"<p>and {more} more, in the tables below</p>" if more else ""
+    counts = [node_count(len(nodes))] if nodes else []
+    counts += [edge_count(len(edges))] if edges else []
+    return (
+        f"<details open><summary><b>What changed</b><span>{', '.join(counts)}</span>"
+        '</summary><div class="gc-scroll"><table><thead><tr><th scope="col">#</th>'
+        '<th scope="col">kind</th><th scope="col">name</th><th scope="col">what changed</th></tr>'
+        f"</thead><tbody>{rows}</tbody></table></div>{told}</details>"
+    )
+
+
+def _changed_row(drawing: Drawing, index: int) -> str:
+    box = drawing.boxes[index]
+    return (
+        f'<tr><td>{mark(box.change)}<a href="#" data-to="{index}">'
+        f"{clean(box.number or str(index))}</a></td>"
+        f'<td>{dot(box.kind)}{clean(box.kind)}</td><td class="gc-n">{clean(box.label)}</td>'
+        f'<td class="gc-a">{_lines(box.notes, ()) or clean(box.change)}</td></tr>'
+    )
+
+
+def _changed_edge(drawing: Drawing, link: Link) -> str:
+    source, target = (
+        f'<a href="#" data-to="{end}">{clean(drawing.number(end))}</a> '
+        f"{clean(drawing.boxes[end].label)}"
+        for end in link[:2]
+    )
+    return (
+        f'<tr><td>{mark(link.change)}</td><td>edge</td><td class="gc-n">{source} → {target}</td>'
+        f'<td class="gc-a">{link.change}</td></tr>'
     )
 
 
@@ -144,14 +193,14 @@ class _Rows:
     def _row(self, index: int, box: Box, group: str, with_part: bool, with_lines: bool) -> str:
         number = self._names.get(box.title)
         reference = "" if number is None else f' data-n="{number}"'
-        cells = [f"<td>{mark(box.change)}{self._number(index)}</td>"]
+        cells = [f"<td>{mark(box.change)}{clean(box.number or str(index))}</td>"]
         cells.append(f"<td>{dot(box.kind)}{clean(box.kind)}</td>")
         if with_part:
             cells.append(f'<td class="gc-w">{clean(_part(box, group))}</td>')
         cells.append(f'<td class="gc-n"{reference}>{clean(box.label)}</td>')
         cells.append(f'<td class="gc-k">{clean(box.detail)}</td>')
         if with_lines:
-            cells.append(f'<td class="gc-a">{_lines(box)}</td>')
+            cells.append(f'<td class="gc-a">{_lines(box.notes, box.lines)}</td>')
         cells.append(f'<td class="gc-w">{self._after(index)}</td>')
         data = f' data-{self._data}="{index}" data-box="{self._box_of[index]}"'
         if group:
@@ -162,12 +211,9 @@ class _Rows:
             row += f'<tr class="gc-inside"><td></td><td colspan="{span}">{_inside(box)}</td></tr>'
         return row
 
-    def _number(self, index: int) -> str:
-        return clean(self._drawing.boxes[index].number or str(index))
-
     def _after(self, index: int) -> str:
         return ", ".join(
-            f'{mark(change)}<a href="#" data-to="{need}">{self._number(need)}</a>'
+            f'{mark(change)}<a href="#" data-to="{need}">{clean(self._drawing.number(need))}</a>'
             for need, change in self._needs[index]
         )
 
@@ -177,11 +223,11 @@ def _part(box: Box, group: str) -> str:
     return box.group.removeprefix(group).strip("/")
 
 
-def _lines(box: Box) -> str:
-    notes = "".join(f"<b>{clean(line)}</b>" for line in box.notes)
-    shown = "".join(f"<span>{clean(line)}</span>" for line in box.lines[:_MOST_LINES])
-    more = len(box.lines) - _MOST_LINES
-    return notes + shown + (f"<span>and {more} more</span>" if more > 0 else "")
+def _lines(notes: Sequence[str], lines: Sequence[str]) -> str:
+    strong = "".join(f"<b>{clean(line)}</b>" for line in notes)
+    shown = "".join(f"<span>{clean(line)}</span>" for line in lines[:_MOST_LINES])
+    more = len(lines) - _MOST_LINES
+    return strong + shown + (f"<span>and {more} more</span>" if more > 0 else "")
 
 
 def _inside(box: Box) -> str:

@@ -17,6 +17,8 @@ from graphcore.drawing.model import (
 )
 
 _GAP = "  "
+# before what is known about a changed box, on the lines below it
+_BELOW = "       "
 # the least a name is cut to, however narrow the terminal
 _SHORTEST_NAME = 16
 
@@ -38,8 +40,14 @@ def table(drawing: Drawing, *, width: int = 100, full: bool = False) -> str:
         lines = _aligned(columns, _rows(drawing), width, stretch=3)
     else:
         lines = []
+    if drawing.compares:
+        lines = lines[:1] + [
+            part
+            for box, line in zip(folding.drawing.boxes, lines[1:], strict=True)
+            for part in (line, *(f"{_BELOW}{printable(note)}" for note in box.notes))
+        ]
     whole = [truncate(part, width) for line in heads for part in wrap(line, width)]
-    return "\n".join([*whole, *lines])
+    return "\n".join([*whole, *(truncate(line, width) for line in lines)])
 
 
 def _folded_rows(folding: Folding) -> list[tuple[str, ...]]:
@@ -73,19 +81,13 @@ def _rows(drawing: Drawing) -> list[tuple[str, ...]]:
     needs: list[list[str]] = [[] for _ in drawing.boxes]
     for link in drawing.links:
         sign = SIGNS[link.change] if link.change else ""
-        needs[link.target].append(f"{sign}{_number(drawing, link.source)}")
-    return [
-        _row(_number(drawing, index), box, needs[index]) for index, box in enumerate(drawing.boxes)
-    ]
+        needs[link.target].append(f"{sign}{printable(drawing.number(link.source))}")
+    return [_row(index, box, needs[index]) for index, box in enumerate(drawing.boxes)]
 
 
-def _number(drawing: Drawing, index: int) -> str:
-    return printable(drawing.boxes[index].number) or str(index)
-
-
-def _row(number: str, box: Box, needs: Sequence[str]) -> tuple[str, ...]:
-    texts = (box.kind, box.label, box.detail, " ".join(needs), box.group)
-    return (_signs(box), number, *map(printable, texts))
+def _row(index: int, box: Box, needs: Sequence[str]) -> tuple[str, ...]:
+    texts = (box.number or str(index), box.kind, box.label, box.detail, " ".join(needs), box.group)
+    return (_signs(box), *map(printable, texts))
 
 
 def _aligned(

@@ -30,7 +30,7 @@ LIGHT = Palette(
     ink="#1a1f29",
     muted="#5d6878",
     line="#d6dbe4",
-    link="#8d98a9",
+    link="#7f8b9d",
     accent="#2b66d4",
     mark="#ffffff",
 )
@@ -41,7 +41,7 @@ DARK = Palette(
     ink="#e7eaf0",
     muted="#9ca7b8",
     line="#333b47",
-    link="#6d7889",
+    link="#75818f",
     accent="#7eabff",
     mark="#0f1217",
 )

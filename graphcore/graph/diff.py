@@ -7,9 +7,9 @@ count.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from graphcore.driver.kernel import Pointer
 from graphcore.driver.records import (
@@ -24,8 +24,11 @@ from graphcore.driver.records import (
 from graphcore.graph.alignment import align
 from graphcore.graph.nodes import NodeRecord, words_of
 from graphcore.graph.prediction import Difference, first_difference, trap_differences
-from graphcore.graph.snapshot import GraphSnapshot, snapshot_of
+from graphcore.graph.snapshot import GraphSnapshot, checked_notes, snapshot_of
 from graphcore.graph.topology import TopologyChange, topology_changes
+
+if TYPE_CHECKING:
+    from graphcore.drawing import Drawing
 
 __all__ = [
     "Difference",
@@ -122,6 +125,42 @@ class GraphDiff:
     def update_possible(self) -> bool:
         """Whether an update in place would be accepted and carry every change."""
         return self.refusal is None and not self.traps
+
+    def drawing(self, notes: Mapping[int, Sequence[str]] | None = None) -> Drawing:
+        """Both graphs as one neutral drawing: changes marked and listed, the rest folded.
+
+        Args:
+            notes: Further lines by index in the new graph (attributions, say).
+
+        Raises:
+            ConfigurationError: ``notes`` is something else.
+        """
+        from graphcore.graph.diff_picture import draw_diff
+
+        return draw_diff(self, {} if notes is None else checked_notes(notes))
+
+    def to_text(self, *, width: int = 100, full: bool = False) -> str:
+        """A table for a terminal: the verdict on an update, nodes, and what changed in each."""
+        return self.drawing().to_text(width=width, full=full)
+
+    def to_svg(self) -> str:
+        """A picture that stands on its own."""
+        return self.drawing().to_svg()
+
+    def to_html_page(self, title: str = "What changed") -> str:
+        """One self-contained page."""
+        return self.drawing().to_html_page(title)
+
+    def to_dot(self) -> str:
+        """Graphviz source."""
+        return self.drawing().to_dot()
+
+    def to_mermaid(self) -> str:
+        """Mermaid source."""
+        return self.drawing().to_mermaid()
+
+    def _repr_html_(self) -> str:
+        return self.drawing().to_html()
 
     def __str__(self) -> str:
         lines = [str(change) for change in self.changed]

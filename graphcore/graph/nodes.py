@@ -167,15 +167,15 @@ def _arguments(
 
 def _launch_shape(params: KernelParams) -> str:
     config = params.config
-    text = f"grid {_dim(config.grid)}, block {_dim(config.block)}"
+    text = f"grid {dim_text(config.grid)}, block {dim_text(config.block)}"
     if config.cluster != (1, 1, 1):
-        text += f", cluster {_dim(config.cluster)}"
+        text += f", cluster {dim_text(config.cluster)}"
     if config.shared_bytes:
         text += f", {config.shared_bytes} B shared"
     return text
 
 
-def _dim(dim: tuple[int, int, int]) -> str:
+def dim_text(dim: tuple[int, int, int]) -> str:
     """A launch dimension without its trailing ones: ``(8, 2, 1)`` is ``8x2``."""
     x, y, z = dim
     if z != 1:

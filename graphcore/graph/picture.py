@@ -17,7 +17,7 @@ from graphcore.driver.records import (
     NodeParams,
 )
 from graphcore.graph.nodes import NodeRecord
-from graphcore.graph.snapshot import GraphSnapshot
+from graphcore.graph.snapshot import EdgeData, GraphSnapshot
 
 # CUDA's number for programmatic dependency edges
 _PROGRAMMATIC = 1
@@ -25,19 +25,29 @@ _PROGRAMMATIC = 1
 
 def draw(snapshot: GraphSnapshot, notes: Mapping[int, Sequence[str]]) -> Drawing:
     """The drawing of a snapshot; ``notes`` are further lines by node index."""
-    boxes = tuple(_box(node, tuple(notes.get(node.index, ()))) for node in snapshot.nodes)
+    boxes = tuple(box_of(node, tuple(notes.get(node.index, ()))) for node in snapshot.nodes)
     links = tuple(
-        Link(source, target, "programmatic" if extra[2] == _PROGRAMMATIC else "")
-        for (source, target), extra in snapshot.edges_with_data()
+        Link(source, target, link_kind(data))
+        for (source, target), data in snapshot.edges_with_data()
     )
     return Drawing(boxes, links)
 
 
-def _box(node: NodeRecord, notes: tuple[str, ...]) -> Box:
+def link_kind(data: EdgeData) -> str:
+    """What kind of link an edge with this data is."""
+    return "programmatic" if data[2] == _PROGRAMMATIC else ""
+
+
+def inner_heading(node: NodeRecord, number: int) -> str:
+    """The heading of a node's inner graph ``number``."""
+    return "child graph" if node.child is not None else f"body {number}"
+
+
+def box_of(node: NodeRecord, notes: tuple[str, ...]) -> Box:
+    """The box of one node, with what is known about it beyond itself."""
     kind = node.kind.value.replace("_", " ")
     inner = tuple(
-        ("child graph" if node.child is not None else f"body {number}", draw(graph, {}))
-        for number, graph in enumerate(node.inner)
+        (inner_heading(node, number), draw(graph, {})) for number, graph in enumerate(node.inner)
     )
     return Box(
         label=node.short_name,

@@ -79,7 +79,7 @@ class GraphSnapshot:
         """
         from graphcore.graph.picture import draw
 
-        return draw(self, {} if notes is None else _checked_notes(notes))
+        return draw(self, {} if notes is None else checked_notes(notes))
 
     def to_text(self, *, width: int = 100, full: bool = False) -> str:
         """A table for a terminal, folded past 200 nodes unless ``full``."""
@@ -145,7 +145,8 @@ def _described(value: object) -> str:
     return f"{value!r}" if isinstance(value, (str, int, type(None))) else type(value).__name__
 
 
-def _checked_notes(notes: Any) -> Mapping[int, Sequence[str]]:
+def checked_notes(notes: Any) -> Mapping[int, Sequence[str]]:
+    """``notes`` as given; ConfigurationError where they are no lines by node index."""
     if not isinstance(notes, Mapping):
         raise ConfigurationError(
             f"notes: expected a mapping of node index -> lines, got {_described(notes)}"
