@@ -18,6 +18,7 @@ _HOMES = {
     "CapacityError": "graphcore.errors",
     "Capture": "graphcore.executable",
     "CaptureError": "graphcore.errors",
+    "CompiledPlan": "graphcore.plan",
     "ConfigurationError": "graphcore.errors",
     "CudaError": "graphcore.errors",
     "Driver": "graphcore.driver",
@@ -59,6 +60,7 @@ __all__ = [
     "CapacityError",
     "Capture",
     "CaptureError",
+    "CompiledPlan",
     "ConfigurationError",
     "CudaError",
     "Driver",
@@ -123,7 +125,7 @@ if TYPE_CHECKING:
         capture_function,
     )
     from graphcore.graph import GraphDiff, GraphSnapshot, diff
-    from graphcore.plan import GraphPlan, PlanBuffer, PlanNode, PlanProblem
+    from graphcore.plan import CompiledPlan, GraphPlan, PlanBuffer, PlanNode, PlanProblem
     from graphcore.resources.buffer import Buffer
     from graphcore.resources.fingerprint import Fingerprint, fingerprint
 

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from graphcore.driver import Driver, active
-from graphcore.driver.records import GraphHandle, NodeKind
+from graphcore.driver.records import GraphHandle, NodeHandle, NodeKind
 from graphcore.errors import CacheTypeError, ConfigurationError, CudaError, LifecycleError
 from graphcore.executable.handles import ExecResource, GraphResource, NotCopied
 from graphcore.graph.attributes import LaunchAttributes
@@ -54,6 +54,9 @@ class Graph(NotCopied):
         self.annotations = annotations
         self.outputs: Any = None
         """What the captured function returned (:func:`capture_function`), else None."""
+        self.plan_nodes: dict[str, tuple[NodeHandle, ...]] = {}
+        """Of a plan's graph: its nodes by the names they have in the plan (a captured call may be
+        several); else empty."""
         self._resource: GraphResource | None = GraphResource(driver, handle, owned=owned)
         self._owners = (owners or OwnerSet()).recorded(driver)
         self._attributes: LaunchAttributes | None = None

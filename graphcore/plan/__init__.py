@@ -1,5 +1,6 @@
 """GraphPlan: a graph written down before it exists: checked, saved, then run or built."""
 
+from graphcore.plan.compiled import CompiledPlan
 from graphcore.plan.plan import GraphPlan
 from graphcore.plan.records import (
     Condition,
@@ -10,4 +11,13 @@ from graphcore.plan.records import (
     View,
 )
 
-__all__ = ["Condition", "GraphPlan", "PlanBuffer", "PlanEvent", "PlanNode", "PlanProblem", "View"]
+__all__ = [
+    "CompiledPlan",
+    "Condition",
+    "GraphPlan",
+    "PlanBuffer",
+    "PlanEvent",
+    "PlanNode",
+    "PlanProblem",
+    "View",
+]

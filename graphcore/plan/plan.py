@@ -14,7 +14,6 @@ from graphcore.driver.kernel import Kernel
 from graphcore.driver.records import LaunchConfig
 from graphcore.errors import ConfigurationError, PlanError
 from graphcore.plan.arguments import as_views, check_arguments, check_config, derive_accesses
-from graphcore.plan.declarations import PlanDeclarations
 from graphcore.plan.embedding import bind, check_embedding
 from graphcore.plan.fills import fill_of
 from graphcore.plan.records import (
@@ -38,9 +37,10 @@ from graphcore.plan.records import (
     WaitEvent,
 )
 from graphcore.plan.views import as_view, check_sizes
+from graphcore.plan.ways import PlanWays
 
 
-class GraphPlan(PlanDeclarations):
+class GraphPlan(PlanWays):
     """A plan of a CUDA graph: symbolic buffers, and nodes that say what they read and write.
 
     Every method that adds a node takes ``name`` (unique in its plan or body; generated where not

@@ -54,13 +54,6 @@ class At:
 
 
 @dataclass(frozen=True)
-class Made:
-    """The address that the allocation node at ``step`` of the same graph makes."""
-
-    step: int
-
-
-@dataclass(frozen=True)
 class Handle:
     """The handle of the conditional node at ``step`` of the outermost graph."""
 
@@ -76,7 +69,7 @@ class Kern:
 
 @dataclass(frozen=True)
 class Side:
-    at: At | Made
+    at: At
     memory: MemoryKind = MemoryKind.DEVICE
     pitch: int = 0
     rows: int = 0
@@ -93,7 +86,7 @@ class Copy:
 
 @dataclass(frozen=True)
 class Fill:
-    at: At | Made
+    at: At
     value: int
     element_size: int
     width: int
@@ -206,7 +199,6 @@ class Workshop:
         self.events = {name: driver.event() for name in EVENTS}
         self.calls = [0] * 4
         self._graphs: list[GraphHandle] = []
-        self._nodes: list[NodeHandle] = []
 
     def close(self) -> None:
         self.driver.synchronize()
@@ -243,18 +235,15 @@ class Workshop:
 
     def _fill(self, graph: GraphHandle, spec: Spec, handles: dict[int, ConditionalHandle]) -> None:
         nodes: list[NodeHandle] = []
-        self._nodes = nodes
         for index, step in enumerate(spec):
             known = [nodes[source] for source in step.after if source < index]
-            params = self.params(step.action, handles, index)
-            self._nodes = nodes  # a child graph was built in between
+            params = self.params(step.action, handles, index, nodes)
             nodes.append(self.driver.add_node(graph, known, params))
             if isinstance(step.action, Cond):
                 made = self.driver.node_params(nodes[-1])
                 assert isinstance(made, ConditionalParams)
                 for body, inner in zip(made.bodies, step.action.bodies, strict=True):
                     self._fill(body, inner, handles)
-                self._nodes = nodes
         late = [
             Edge(nodes[source], nodes[index])
             for index, step in enumerate(spec)
@@ -268,10 +257,14 @@ class Workshop:
         """Changes the nodes of a built graph in place, where the descriptions differ."""
         for node, before, after in zip(self.driver.nodes(graph), old, new, strict=True):
             if before.action != after.action:
-                self.driver.set_node_params(node, self.params(after.action, {}, 0))
+                self.driver.set_node_params(node, self.params(after.action, {}, 0, []))
 
     def params(
-        self, action: Action, handles: dict[int, ConditionalHandle], index: int
+        self,
+        action: Action,
+        handles: dict[int, ConditionalHandle],
+        index: int,
+        nodes: list[NodeHandle],
     ) -> NodeParams:
         """The parameters of one action on this driver."""
         match action:
@@ -283,7 +276,9 @@ class Workshop:
             case Cond():
                 return ConditionalParams(handles[index], action.form, len(action.bodies))
             case Free():
-                return FreeParams(self.address(Made(action.step)))
+                made = self.driver.node_params(nodes[action.step])
+                assert isinstance(made, AllocParams)
+                return FreeParams(made.address)
         return self._plain(action)
 
     def _plain(self, action: Action) -> NodeParams:
@@ -306,15 +301,11 @@ class Workshop:
                 return ChildParams(self.build(action.spec))
         return EmptyParams()
 
-    def address(self, at: At | Made) -> int:
-        if isinstance(at, Made):
-            made = self.driver.node_params(self._nodes[at.step])
-            assert isinstance(made, AllocParams)
-            return made.address
+    def address(self, at: At) -> int:
         return self.addresses[at.buffer] + at.offset
 
     def _argument(self, value: Any, handles: dict[int, ConditionalHandle]) -> Any:
-        if isinstance(value, (At, Made)):
+        if isinstance(value, At):
             return self.address(value)
         return handles[value.step] if isinstance(value, Handle) else value
 

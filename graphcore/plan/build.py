@@ -1,0 +1,337 @@
+"""Building: a plan as nodes of a graph, with the order that the plan says.
+
+The same walk adds nodes to a graph by hand or captures them on a stream; bodies and child graphs
+are always added by hand. The graph of an allocation chooses its address, so views of it are lowered
+when their node is added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from graphcore.driver import Driver, Event, active
+from graphcore.driver.records import (
+    AllocParams,
+    ChildParams,
+    ConditionalHandle,
+    ConditionalParams,
+    EmptyParams,
+    GraphHandle,
+    NodeHandle,
+)
+from graphcore.errors import ConfigurationError, CudaError, PlanError
+from graphcore.executable.handles import GraphResource
+from graphcore.graph.reading import Annotation
+from graphcore.plan.binding import Binding, every_node
+from graphcore.plan.calls import BoundCall
+from graphcore.plan.inner_graphs import embeddable, without_copies
+from graphcore.plan.issuing import CapturedNodes, GraphNodes
+from graphcore.plan.lowering import Lowering
+from graphcore.plan.real_events import make_events
+from graphcore.plan.records import (
+    Allocate,
+    Call,
+    Callback,
+    Condition,
+    Conditional,
+    Deallocate,
+    Embed,
+    EmbedGraph,
+    Launch,
+    PlanNode,
+    View,
+)
+from graphcore.resources.lifetime import Owner, collect
+
+if TYPE_CHECKING:
+    from graphcore.plan.plan import GraphPlan
+
+_Handles = dict[int, tuple[NodeHandle, ...]]
+"""What each node of a plan became, by its index."""
+
+
+@dataclass(frozen=True)
+class Scope:
+    """Where nodes of a plan are lowered.
+
+    Args:
+        binding: Where the buffers lie.
+        events: The real events by name.
+        conditions: Handles of conditions by name, those of graphs around this one too.
+        in_body: Whether the graph is, or lies in, a conditional body.
+        owns_memory: Whether allocation nodes make memory.
+    """
+
+    binding: Binding
+    events: Mapping[str, Event]
+    conditions: Mapping[str, ConditionalHandle]
+    in_body: bool = False
+    owns_memory: bool = True
+
+
+class Builder:
+    """Builds one graph of a plan; collects what the graph must own.
+
+    Args:
+        driver: The driver.
+        given: The events that were given, by name.
+        copy_kernel: What does copies that no memcpy node does, or None.
+    """
+
+    def __init__(self, driver: Driver, given: Mapping[str, Event], copy_kernel: Any) -> None:
+        self.driver = driver
+        self.copy_kernel = copy_kernel
+        self.owners: list[Owner] = []
+        self.annotations: list[Annotation] = []
+        self.names: dict[str, tuple[NodeHandle, ...]] = {}
+        self._given = given
+        # made ahead of a capture, by id of the plan node: child graphs that are captures of their
+        # own, and the arguments of calls (making tensors would be captured too)
+        self._ready: dict[int, GraphResource] = {}
+        self._calls: dict[int, BoundCall] = {}
+
+    def scope(self, plan: GraphPlan, binding: Binding, **changes: Any) -> Scope:
+        """The scope of a plan that is no body; it takes the plan's allocations."""
+        return Scope(binding.copy(), self.events_of(plan), {}, **changes)
+
+    def events_of(self, plan: GraphPlan) -> dict[str, Event]:
+        """The real events of one plan; the graph owns them."""
+        events = make_events(plan, self._given, self.driver)
+        self.owners += [Owner(event, f"event {name}") for name, event in events.items()]
+        return events
+
+    def build(self, plan: GraphPlan, place: GraphNodes, scope: Scope) -> None:
+        """Adds the plan's nodes to ``place``, with owners, labels and names.
+
+        Raises:
+            PlanError: A node that cannot be lowered; names it.
+            CudaError: The driver's refusal, with the node in a note.
+        """
+        self.owners += scope.binding.owners()
+        handles = self.fill(plan, place, scope, sequence_of(plan), self.annotations)
+        self.names = {plan.nodes[index].name: made for index, made in handles.items()}
+        if isinstance(place, CapturedNodes):
+            sources = {index for node in plan.nodes for index in plan.after_of(node)}
+            last = [each for index, made in handles.items() if index not in sources
+                    for each in made]  # fmt: skip
+            place.come_after(list(dict.fromkeys(last)) or place.roots)
+
+    def fill(
+        self,
+        plan: GraphPlan,
+        place: GraphNodes,
+        scope: Scope,
+        sequence: Sequence[int],
+        annotations: list[Annotation] | None = None,
+    ) -> _Handles:
+        """Adds the nodes ``sequence`` of a plan or body; what comes before them counts as done."""
+        nodes = [plan.nodes[index] for index in sequence]
+        lowering = self._lowering(scope, place.graph, nodes)
+        handles: _Handles = {}
+        for node in nodes:
+            sources = [one for index in plan.after_of(node) for one in handles.get(index, ())]
+            after = tuple(dict.fromkeys(sources)) or place.roots
+            first = place.count
+            try:
+                handles[node.index] = self._add(node, place, after, lowering, scope)
+            except CudaError as error:
+                error.add_note(f"while adding node {node.name!r} of plan {plan.name!r}")
+                raise
+            if annotations is not None and node.label:
+                _annotate(annotations, first, place.count, node.label)
+        return handles
+
+    def _lowering(self, scope: Scope, graph: GraphHandle, nodes: Sequence[PlanNode]) -> Lowering:
+        conditions = dict(scope.conditions)
+        for node in nodes:
+            if isinstance(node.work, Conditional):
+                condition = node.work.condition
+                conditions[condition.name] = self.driver.create_conditional(
+                    graph,
+                    condition.default or 0,
+                    assign_at_launch=condition.default is not None,
+                )
+        return Lowering(
+            scope.binding,
+            events=scope.events,
+            conditions=conditions,
+            copy_kernel=self.copy_kernel,
+            in_body=scope.in_body,
+            owns_memory=scope.owns_memory,
+        )
+
+    def _add(
+        self,
+        node: PlanNode,
+        place: GraphNodes,
+        after: tuple[NodeHandle, ...],
+        lowering: Lowering,
+        scope: Scope,
+    ) -> tuple[NodeHandle, ...]:
+        work = node.work
+        if isinstance(work, Call) and isinstance(place, CapturedNodes):
+            return self._capture_call(node, place, after, lowering)
+        if isinstance(work, (Embed, EmbedGraph, Call)):
+            child = self._child(node, lowering, scope)
+            return place.add(ChildParams(child.handle) if child else EmptyParams(), after)
+        params = lowering.params(node)
+        made = place.add(params, after)
+        if isinstance(work, Allocate) and isinstance(params, AllocParams):
+            found = self.driver.node_params(made[0])
+            assert isinstance(found, AllocParams)
+            scope.binding.allocated(work.buffer, found.address)
+        elif isinstance(work, Conditional):
+            self._fill_bodies(work, made[0], lowering, scope)
+        elif isinstance(work, Launch):
+            self.owners.append(Owner(work.kernel, f"kernel {work.kernel.name}"))
+        elif isinstance(work, Callback):
+            self.owners.append(Owner(work.function, node.name))
+        return made
+
+    def _fill_bodies(
+        self, work: Conditional, node: NodeHandle, lowering: Lowering, scope: Scope
+    ) -> None:
+        found = self.driver.node_params(node)
+        assert isinstance(found, ConditionalParams)
+        inner = replace(scope, conditions=lowering.conditions, in_body=True)
+        for body, graph in zip(work.bodies, found.bodies, strict=True):
+            self.fill(body, GraphNodes(self.driver, graph), inner, sequence_of(body))
+
+    # ---- graphs in the graph -------------------------------------------------------------------
+
+    def prepare(self, plan: GraphPlan, scope: Scope) -> list[BoundCall]:
+        """Makes ahead what cannot be made inside a capture; the calls that it will capture."""
+        lowering = self._lowering(scope, GraphHandle(0), ())
+        for node, in_body in every_node(plan):
+            if _uses_what_comes(node):
+                continue
+            if isinstance(node.work, Call) and not in_body:
+                call = BoundCall(node.work, scope.binding, {})
+                self._calls[id(node)] = call.with_arguments()
+            elif isinstance(node.work, Call) or (
+                isinstance(node.work, Embed) and _has_calls(node.work.plan)
+            ):
+                lowering.in_body = in_body
+                child = self._child(node, lowering, replace(scope, in_body=in_body))
+                if child is not None:
+                    self._ready[id(node)] = child
+        return list(self._calls.values())
+
+    def _child(self, node: PlanNode, lowering: Lowering, scope: Scope) -> GraphResource | None:
+        """The graph of a node that becomes a child node; None where it is empty.
+
+        Raises:
+            PlanError: It cannot be embedded here.
+        """
+        ready = self._ready.get(id(node))
+        if ready is not None:
+            return ready
+        try:
+            return self._make_child(node, lowering, scope)
+        except ConfigurationError as error:
+            raise PlanError(f"node {node.name!r}: {error}") from error
+
+    def _make_child(self, node: PlanNode, lowering: Lowering, scope: Scope) -> GraphResource | None:
+        work = node.work
+        if isinstance(work, Embed):
+            resource = GraphResource(self.driver, self.driver.create_graph(), owned=True)
+            refuse_in_a_child(work.plan)
+            binding = scope.binding.inner(work.bindings)
+            inner = Scope(binding, self.events_of(work.plan), {}, in_body=scope.in_body)
+            place = GraphNodes(self.driver, resource.handle)
+            self.fill(work.plan, place, inner, sequence_of(work.plan))
+            return resource
+        if isinstance(work, EmbedGraph):
+            graph = embeddable(work.graph, self.driver)
+        else:
+            assert isinstance(work, Call)
+            if active.current() is not None:
+                raise PlanError(
+                    "expected a call that can be captured before this capture began, got one in "
+                    "a body or an embedded plan that works on memory the plan allocates, or in a "
+                    "capture of your own; build the plan instead"
+                )
+            self._own_call(node, work)
+            graph = BoundCall(work, scope.binding, lowering.conditions).capture()
+        self.owners += graph.owners
+        if not self.driver.nodes(graph.handle):
+            return None
+        copy = without_copies(graph.handle, lowering) if scope.in_body else None
+        return copy or graph.resource
+
+    def _capture_call(
+        self,
+        node: PlanNode,
+        place: CapturedNodes,
+        after: tuple[NodeHandle, ...],
+        lowering: Lowering,
+    ) -> tuple[NodeHandle, ...]:
+        """Captures a call where it stands; its nodes are the last ones that it left."""
+        assert isinstance(node.work, Call)
+        place.come_after(after)
+        self._own_call(node, node.work)
+        made = self._calls.get(id(node))
+        (made or BoundCall(node.work, lowering.binding, lowering.conditions)).run()
+        place.recount()
+        return place.frontier()
+
+    def _own_call(self, node: PlanNode, call: Call) -> None:
+        self.owners.append(Owner(call.function, node.name))
+        for index, value in enumerate(call.arguments):
+            if not isinstance(value, View):
+                self.owners += collect(value, f"{node.name} argument {index}")
+
+
+def sequence_of(plan: GraphPlan) -> Sequence[int]:
+    """The indices of a plan's nodes so that each comes after what it depends on.
+
+    Raises:
+        PlanError: There is a cycle.
+    """
+    order = plan._ordered()
+    if order.cycle:
+        names = " -> ".join(plan.nodes[index].name for index in (*order.cycle, order.cycle[0]))
+        raise PlanError(f"plan {plan.name!r}: expected an order of its nodes, got a cycle {names}")
+    return order.sequence
+
+
+def refuse_in_a_child(plan: GraphPlan) -> None:
+    """Raises PlanError where ``plan`` has nodes that no child graph can hold."""
+    for node in plan.nodes:
+        if isinstance(node.work, (Conditional, Allocate, Deallocate)):
+            raise PlanError(
+                f"plan {plan.name!r}: node {node.name!r}: a plan that is embedded becomes a child "
+                "graph, which can hold neither conditional nor memory nodes; add its nodes to the "
+                "outer plan instead"
+            )
+
+
+def _annotate(annotations: list[Annotation], start: int, stop: int, label: str) -> None:
+    """Notes a label; neighbours with the same one share a range."""
+    if annotations and annotations[-1][1:] == (start, label):
+        start = annotations.pop()[0]
+    annotations.append((start, stop, label))
+
+
+def _has_calls(plan: GraphPlan) -> bool:
+    return any(
+        isinstance(node.work, Call) or (isinstance(node.work, Embed) and _has_calls(node.work.plan))
+        for node, _ in every_node(plan)
+    )
+
+
+def _uses_what_comes(node: PlanNode) -> bool:
+    """Whether a node needs addresses or handles that the graph has only when it is built."""
+    work = node.work
+    values: tuple[Any, ...] = ()
+    if isinstance(work, Embed):
+        values = tuple(view for _, view in work.bindings)
+    elif isinstance(work, Call):
+        values = work.arguments
+    return any(
+        isinstance(value, Condition)
+        or (isinstance(value, View) and value.buffer.origin == "allocated")
+        for value in values
+    )

@@ -1,0 +1,132 @@
+"""Graphs inside a plan's graph: what CUDA embeds, and copies that a conditional body can hold."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from graphcore.driver import Driver
+from graphcore.driver.records import (
+    ChildParams,
+    CopyOperand,
+    Edge,
+    GraphHandle,
+    MemcpyParams,
+    MemoryKind,
+    NodeHandle,
+    NodeKind,
+)
+from graphcore.errors import PlanError
+from graphcore.executable import Graph
+from graphcore.executable.handles import GraphResource
+from graphcore.interop.drivers import same_driver
+from graphcore.plan.lowering import Lowering
+from graphcore.resources.tensors import TensorRef
+
+_NOT_IN_A_CHILD = (NodeKind.ALLOC, NodeKind.FREE, NodeKind.CONDITIONAL)
+_NOT_IN_A_BODY = (NodeKind.HOST, NodeKind.EVENT_RECORD, NodeKind.EVENT_WAIT)
+
+
+def embeddable(graph: Any, driver: Driver) -> Graph:
+    """``graph``, if CUDA can embed it in a graph of ``driver``.
+
+    Raises:
+        PlanError: It is of another driver, or holds memory or conditional nodes.
+        LifecycleError: It is closed.
+    """
+    assert isinstance(graph, Graph), graph
+    handle = graph.handle
+    if not same_driver(graph.driver, driver):
+        raise PlanError(
+            f"graph: expected one of driver {driver.name}:{driver.device}, got one of "
+            f"{graph.driver.name}:{graph.driver.device}"
+        )
+    _refuse(driver, handle, _NOT_IN_A_CHILD, "a child graph")
+    return graph
+
+
+def without_copies(graph: GraphHandle, lowering: Lowering) -> GraphResource | None:
+    """A copy of ``graph`` for a conditional body, its memcpy nodes done by kernels.
+
+    CUDA refuses memcpy nodes in a body that were captured elsewhere. None where ``graph`` has none
+    and can be embedded as it is.
+
+    Raises:
+        PlanError: Nodes that no body holds, or copies and no kernel for them.
+    """
+    driver = lowering.binding.driver
+    _refuse(driver, graph, _NOT_IN_A_BODY, "a conditional body")
+    if not _has_copies(driver, graph):
+        return None
+    copy = GraphResource(driver, driver.clone_graph(graph), owned=True)
+    _replace_copies(copy.handle, lowering)
+    return copy
+
+
+def _has_copies(driver: Driver, graph: GraphHandle) -> bool:
+    for node in driver.nodes(graph):
+        inner = _child_of(driver, node)
+        if driver.node_kind(node) is NodeKind.MEMCPY or (inner and _has_copies(driver, inner)):
+            return True
+    return False
+
+
+def _replace_copies(graph: GraphHandle, lowering: Lowering) -> None:
+    driver = lowering.binding.driver
+    edges = driver.edges(graph)
+    replaced: dict[NodeHandle, NodeHandle] = {}
+    for node in driver.nodes(graph):
+        inner = _child_of(driver, node)
+        if inner is not None:
+            _replace_copies(inner, lowering)
+        params = driver.node_params(node)
+        if params.kind is not NodeKind.MEMCPY:
+            continue
+        if not isinstance(params, MemcpyParams):
+            raise PlanError("a copy of CUDA arrays: no kernel does it, so no body can hold it")
+        dst, src = (_bytes_of(side, params, driver) for side in (params.dst, params.src))
+        replaced[node] = driver.add_node(graph, (), lowering.copied_by_kernel(dst, src))
+    driver.add_edges(
+        graph,
+        [
+            Edge(replaced.get(e.source, e.source), replaced.get(e.target, e.target))
+            for e in edges
+            if e.source in replaced or e.target in replaced
+        ],
+    )
+    for node in replaced:
+        driver.destroy_node(node)
+
+
+def _bytes_of(side: CopyOperand, params: MemcpyParams, driver: Driver) -> TensorRef:
+    """One side of a memcpy node as a tensor of bytes."""
+    if side.memory is not MemoryKind.DEVICE:
+        raise PlanError(f"a copy of {side.memory.value} memory: a conditional body holds none")
+    return TensorRef(
+        address=side.address,
+        shape=(params.depth, params.height, params.width),
+        strides=(side.rows * side.pitch, side.pitch, 1),
+        dtype="uint8",
+        itemsize=1,
+        device_kind="cpu" if driver.is_emulated else "cuda",
+        device=0 if driver.is_emulated else driver.device,
+    )
+
+
+def _refuse(driver: Driver, graph: GraphHandle, kinds: tuple[NodeKind, ...], place: str) -> None:
+    for node in driver.nodes(graph):
+        kind = driver.node_kind(node)
+        if kind in kinds:
+            raise PlanError(
+                f"graph: expected one that {place} can be, got one with a node of kind {kind.value}"
+            )
+        inner = _child_of(driver, node)
+        if inner is not None:
+            _refuse(driver, inner, kinds, place)
+
+
+def _child_of(driver: Driver, node: NodeHandle) -> GraphHandle | None:
+    if driver.node_kind(node) is not NodeKind.CHILD:
+        return None
+    params = driver.node_params(node)
+    assert isinstance(params, ChildParams)
+    return params.graph
