@@ -22,10 +22,12 @@ from helpers.update_specs import (
     Cond,
     Copy,
     Empty,
+    Fill,
     Free,
     Handle,
     Host,
     Kern,
+    Made,
     Nested,
     Record,
     Side,
@@ -330,6 +332,57 @@ def memory() -> Iterator[Named]:
     )
 
 
+def allocated() -> Iterator[Named]:
+    """Nodes that work on memory the graph itself allocates."""
+    here = Made(0)
+    users: dict[str, tuple[Action, ...]] = {
+        "kernel": (Kern("fill_value", (here, 5.0, 4)),),
+        "kernels": (Kern("fill_value", (here, 5.0, 4)), Kern("axpy", (2.0, here, At("b"), 4))),
+        "fill": (Fill(here, 7, 4, 4),),
+        "copy to it": (Copy(Side(here), Side(At("b")), 16),),
+        "copy from it": (Kern("fill_value", (here, 5.0, 4)), Copy(Side(At("a")), Side(here), 16)),
+        "fill and copy": (Fill(here, 7, 4, 4), Copy(Side(At("a")), Side(here), 16)),
+    }
+    for name, actions in users.items():
+        old = chain(Alloc(64), *actions, Free(0))
+        yield name, old, old
+        yield f"{name}, another size", old, chain(Alloc(1 << 22), *actions, Free(0))
+        changed = tuple(_other_value(action) for action in actions)
+        yield f"{name}, other values", old, chain(Alloc(64), *changed, Free(0))
+        yield f"{name}, never freed", chain(Alloc(64), *actions), chain(Alloc(64), *actions)
+        plain = chain(Alloc(64), *(_at_plain(action) for action in actions), Free(0))
+        yield f"{name}, to other memory", old, plain
+        yield f"{name}, from other memory", plain, old
+    child = chain(Alloc(64), Nested(chain(kern())), Free(0))
+    yield "child beside it", child, child
+    two = chain(Alloc(64), Alloc(128), Kern("fill_value", (Made(1), 5.0, 4)), Free(1), Free(0))
+    yield "two", two, two
+    swapped = chain(Alloc(128), Alloc(64), Kern("fill_value", (here, 5.0, 4)), Free(0), Free(1))
+    yield "two swapped", two, swapped
+
+
+def _other_value(action: Action) -> Action:
+    if isinstance(action, Kern) and action.kernel == "fill_value":
+        return replace(action, arguments=(action.arguments[0], 9.0, 4))
+    return replace(action, value=9) if isinstance(action, Fill) else action
+
+
+def _at_plain(action: Action) -> Action:
+    """The same with plain memory in the place of the graph's own."""
+    match action:
+        case Kern():
+            values = tuple(At("c") if isinstance(v, Made) else v for v in action.arguments)
+            return replace(action, arguments=values)
+        case Fill():
+            return replace(action, at=At("c"))
+        case Copy():
+            sides = (
+                Side(At("c")) if isinstance(s.at, Made) else s for s in (action.dst, action.src)
+            )
+            return Copy(*sides, action.width)
+    return action
+
+
 FAMILIES: dict[str, Callable[[], Iterator[Any]]] = {
     "kind": kinds,
     "event and call": events_and_calls,
@@ -340,4 +393,5 @@ FAMILIES: dict[str, Callable[[], Iterator[Any]]] = {
     "child": children,
     "conditional": conditionals,
     "memory": memory,
+    "allocated": allocated,
 }

@@ -54,6 +54,13 @@ class At:
 
 
 @dataclass(frozen=True)
+class Made:
+    """The address that the allocation node at ``step`` of the same graph makes."""
+
+    step: int
+
+
+@dataclass(frozen=True)
 class Handle:
     """The handle of the conditional node at ``step`` of the outermost graph."""
 
@@ -69,7 +76,7 @@ class Kern:
 
 @dataclass(frozen=True)
 class Side:
-    at: At
+    at: At | Made
     memory: MemoryKind = MemoryKind.DEVICE
     pitch: int = 0
     rows: int = 0
@@ -86,7 +93,7 @@ class Copy:
 
 @dataclass(frozen=True)
 class Fill:
-    at: At
+    at: At | Made
     value: int
     element_size: int
     width: int
@@ -199,6 +206,7 @@ class Workshop:
         self.events = {name: driver.event() for name in EVENTS}
         self.calls = [0] * 4
         self._graphs: list[GraphHandle] = []
+        self._nodes: list[NodeHandle] = []
 
     def close(self) -> None:
         self.driver.synchronize()
@@ -235,15 +243,18 @@ class Workshop:
 
     def _fill(self, graph: GraphHandle, spec: Spec, handles: dict[int, ConditionalHandle]) -> None:
         nodes: list[NodeHandle] = []
+        self._nodes = nodes
         for index, step in enumerate(spec):
             known = [nodes[source] for source in step.after if source < index]
-            params = self.params(step.action, handles, index, nodes)
+            params = self.params(step.action, handles, index)
+            self._nodes = nodes  # a child graph was built in between
             nodes.append(self.driver.add_node(graph, known, params))
             if isinstance(step.action, Cond):
                 made = self.driver.node_params(nodes[-1])
                 assert isinstance(made, ConditionalParams)
                 for body, inner in zip(made.bodies, step.action.bodies, strict=True):
                     self._fill(body, inner, handles)
+                self._nodes = nodes
         late = [
             Edge(nodes[source], nodes[index])
             for index, step in enumerate(spec)
@@ -257,14 +268,10 @@ class Workshop:
         """Changes the nodes of a built graph in place, where the descriptions differ."""
         for node, before, after in zip(self.driver.nodes(graph), old, new, strict=True):
             if before.action != after.action:
-                self.driver.set_node_params(node, self.params(after.action, {}, 0, []))
+                self.driver.set_node_params(node, self.params(after.action, {}, 0))
 
     def params(
-        self,
-        action: Action,
-        handles: dict[int, ConditionalHandle],
-        index: int,
-        nodes: list[NodeHandle],
+        self, action: Action, handles: dict[int, ConditionalHandle], index: int
     ) -> NodeParams:
         """The parameters of one action on this driver."""
         match action:
@@ -276,9 +283,7 @@ class Workshop:
             case Cond():
                 return ConditionalParams(handles[index], action.form, len(action.bodies))
             case Free():
-                made = self.driver.node_params(nodes[action.step])
-                assert isinstance(made, AllocParams)
-                return FreeParams(made.address)
+                return FreeParams(self.address(Made(action.step)))
         return self._plain(action)
 
     def _plain(self, action: Action) -> NodeParams:
@@ -301,11 +306,15 @@ class Workshop:
                 return ChildParams(self.build(action.spec))
         return EmptyParams()
 
-    def address(self, at: At) -> int:
+    def address(self, at: At | Made) -> int:
+        if isinstance(at, Made):
+            made = self.driver.node_params(self._nodes[at.step])
+            assert isinstance(made, AllocParams)
+            return made.address
         return self.addresses[at.buffer] + at.offset
 
     def _argument(self, value: Any, handles: dict[int, ConditionalHandle]) -> Any:
-        if isinstance(value, At):
+        if isinstance(value, (At, Made)):
             return self.address(value)
         return handles[value.step] if isinstance(value, Handle) else value
 
