@@ -53,7 +53,7 @@ def _run(options: argparse.Namespace) -> int:
     if options.command == "doctor":
         from graphcore.cli.doctor import doctor
 
-        return doctor()
+        return doctor(options.driver)
     from graphcore.cli.demo import DemoOptions, demo
 
     return demo(
@@ -86,6 +86,9 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     demo.add_argument("--html", type=Path, help="write the captured graph as one HTML page")
     doctor = commands.add_parser("doctor", help="driver, devices, versions, and what is missing")
+    doctor.add_argument(
+        "--driver", choices=("cuda", "emulated"), help="which must work; default: any"
+    )
     commands.add_parser("bench", help="measure against floors and peers", add_help=False)
     for command in (demo, doctor):
         command.add_argument("--debug", action="store_true", help="show tracebacks")

@@ -1,6 +1,7 @@
 """``graphcore doctor``: driver, devices, versions, what is missing, and the command that mends it.
 
-Exit status 0 where graphcore can work on a GPU with everything optional installed, else 1.
+Exit status 0 where graphcore can be used: a driver works, that of the device or the emulated one
+(or the one that was asked for); else 1. What is missing besides is listed with what mends it.
 """
 
 from __future__ import annotations
@@ -30,15 +31,23 @@ _PACKAGES = {
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the report; ``remedy`` is None where nothing is wrong."""
+    """One line of the report; ``remedy`` is None where nothing is wrong.
+
+    ``driver`` names the driver that the line is about.
+    """
 
     name: str
     value: str
     remedy: str | None = None
+    driver: str | None = None
 
 
-def doctor() -> int:
-    """Prints the findings; returns 0 where none needs a remedy, else 1."""
+def doctor(driver: str | None = None) -> int:
+    """Prints the findings; returns 0 where graphcore can be used, else 1.
+
+    Args:
+        driver: "cuda" or "emulated": the one that must work; None: any.
+    """
     found = list(findings())
     width = max(len(finding.name) for finding in found)
     for finding in found:
@@ -48,7 +57,13 @@ def doctor() -> int:
             print(f"    {'':<{width}}  -> {finding.remedy}")
     wrong = sum(finding.remedy is not None for finding in found)
     print(f"\n{wrong} of {len(found)} need attention" if wrong else "\nall is well")
-    return 1 if wrong else 0
+    working = [each.driver for each in found if each.driver and each.remedy is None]
+    if "cuda" not in working and "emulated" in working:
+        print("the emulated driver works; no GPU: results are right, times mean nothing")
+    usable = bool(working) if driver is None else driver in working
+    if not usable:
+        print(f"not usable: {'no driver' if driver is None else f'driver {driver!r}'} works here")
+    return 0 if usable else 1
 
 
 def findings() -> Iterator[Finding]:
@@ -56,6 +71,7 @@ def findings() -> Iterator[Finding]:
     yield Finding("graphcore", graphcore.__version__)
     yield Finding("python", f"{platform.python_version()} ({sys.executable})")
     yield from _cuda()
+    yield _emulated()
     for name, (lowest, purpose, remedy) in _PACKAGES.items():
         yield _package(name, lowest, purpose, remedy)
     yield _torch_build()
@@ -69,11 +85,11 @@ def _cuda() -> Iterator[Finding]:
         yield Finding(
             "cuda driver", str(error),
             "install an NVIDIA driver that serves CUDA 13 (580 or newer); until then "
-            "GRAPHCORE_DRIVER=emulated runs everything without a GPU",
+            "GRAPHCORE_DRIVER=emulated runs everything without a GPU", driver="cuda",
         )  # fmt: skip
         return
     info = driver.device_info()
-    yield Finding("cuda driver", "CUDA {}.{}".format(*info.driver_version))
+    yield Finding("cuda driver", "CUDA {}.{}".format(*info.driver_version), driver="cuda")
     free, total = driver.memory_info()
     major, minor = info.capability
     yield Finding(
@@ -82,6 +98,15 @@ def _cuda() -> Iterator[Finding]:
         f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB free",
     )
     driver.close()
+
+
+def _emulated() -> Finding:
+    try:
+        driver = open_driver("emulated")
+        driver.free(driver.alloc(1))
+    except (GraphcoreError, ImportError) as error:
+        return Finding("emulated driver", str(error), "pip install 'numpy>=2'", driver="emulated")
+    return Finding("emulated driver", "works, without a GPU", driver="emulated")
 
 
 def _package(name: str, lowest: tuple[int, ...], purpose: str, remedy: str) -> Finding:

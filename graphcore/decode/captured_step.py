@@ -20,6 +20,7 @@ from graphcore.decode.static_cache import StaticKVCache
 from graphcore.decode.step import DecodeStep
 from graphcore.driver import Driver
 from graphcore.executable import Capture, Graph, GraphExec, capture
+from graphcore.executable.capture_options import LegacyWork
 from graphcore.interop.torch import annotate_modules
 
 _warmup_steps = 2
@@ -56,7 +57,12 @@ class CapturedStep:
 
 
 def capture_step(
-    step: DecodeStep, model: Any, cache: StaticKVCache, driver: Driver
+    step: DecodeStep,
+    model: Any,
+    cache: StaticKVCache,
+    driver: Driver,
+    *,
+    on_legacy_work: LegacyWork = "error",
 ) -> CapturedStep:
     """Warms up and captures one step of ``step`` at the cache's position.
 
@@ -69,7 +75,7 @@ def capture_step(
     at = min(held, cache.max_seq_len - 1)  # a full cache has no free slot to warm up in
     slot = cache.saved_slot(at)
     saved = step.saved()
-    capturing = capture(driver=driver)
+    capturing = capture(driver=driver, on_legacy_work=on_legacy_work)
 
     def warm_up() -> None:
         cache.seek(at)

@@ -24,8 +24,9 @@ from graphcore.decode.sizes import check_positive
 from graphcore.decode.static_cache import StaticKVCache
 from graphcore.decode.step import DecodeStep
 from graphcore.driver import Driver, active
-from graphcore.errors import CapacityError, ConfigurationError, LifecycleError
+from graphcore.errors import CapacityError, CaptureError, ConfigurationError, LifecycleError
 from graphcore.executable import Graph, GraphExec
+from graphcore.executable.capture_options import LegacyWork, check_legacy_work
 from graphcore.executable.handles import NotCopied
 from graphcore.interop import choose_driver
 from graphcore.resources.fingerprint import Fingerprint
@@ -50,9 +51,12 @@ class CUDAGraphAR(NotCopied):
         sampling: How a token is chosen; None: greedy.
         driver: Where the graph lives; None: the one for the model's device.
         capture: False decodes eagerly, with the same cache and the same step.
+        on_legacy_work: As of :func:`graphcore.capture`. "error": work of other threads on the
+            legacy stream breaks the capture of the step. "ignore": it runs; for servers whose
+            threads launch there, other runners' replays without a stream among them.
 
     Raises:
-        ConfigurationError: A model, a size or a driver that cannot work.
+        ConfigurationError: A model, a size, a driver or an option that cannot work.
         CacheTypeError: A cache that is not static.
     """
 
@@ -66,8 +70,10 @@ class CUDAGraphAR(NotCopied):
         sampling: Sampling | None = None,
         driver: Driver | None = None,
         capture: bool = True,
+        on_legacy_work: LegacyWork = "error",
     ) -> None:
         refuse_inside_capture("CUDAGraphAR")
+        check_legacy_work(on_legacy_work)
         checks.check_model(model)
         if sampling is not None and not isinstance(sampling, Sampling):
             raise ConfigurationError(f"sampling: expected Sampling or None, got {sampling!r}")
@@ -76,6 +82,7 @@ class CUDAGraphAR(NotCopied):
         self.driver = choose_driver(self.cache.position) if driver is None else driver
         checks.check_driver(self.driver, self.cache.device)
         self.captures = 0
+        self._on_legacy_work = on_legacy_work
         self._step = DecodeStep(model, self.cache)
         self._captured: CapturedStep | None = None
         self._stale: str | None = None
@@ -186,7 +193,8 @@ class CUDAGraphAR(NotCopied):
             StaleGraphError: A captured buffer was replaced; names it; nothing was launched.
             LifecycleError: No prompt yet, closed, or tokens were written to the cache past this
                 runner, so that the logits are not those of its last token.
-            CaptureError: Inside a capture, where the token would be counted but not decoded.
+            CaptureError: Inside a capture, where the token would be counted but not decoded; or the
+                current stream is the legacy one and another thread's capture would break.
         """
         if active.current() is not None:
             refuse_inside_capture("replay()")
@@ -374,7 +382,9 @@ class CUDAGraphAR(NotCopied):
             _log.info("capturing the decode step again: %s", self._stale)
             self._captured.close()
             self._captured = None
-        self._captured = capture_step(self._step, self.model, self.cache, self.driver)
+        self._captured = capture_step(
+            self._step, self.model, self.cache, self.driver, on_legacy_work=self._on_legacy_work
+        )
         self._stale = None
         self.captures += 1
         _log.info("captured the decode step on driver %s", self.driver.name)
@@ -433,6 +443,8 @@ class CUDAGraphAR(NotCopied):
 
     def _after_failure(self, error: BaseException, seen: int) -> None:
         """Finds out what a failed or interrupted step has done."""
+        if isinstance(error, CaptureError):
+            return  # refused before anything was launched, for a capture that a look would break
         try:
             position = int(self.cache.position.item())
         except Exception as second:  # the context may be lost

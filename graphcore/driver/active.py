@@ -1,33 +1,68 @@
-"""The captures under way, and what must wait until they are over.
+"""The captures under way, what must wait until they are over, and what went wrong meanwhile.
 
 The one thread-local of graphcore: each thread has its stack of captures. It guarantees that an
 action given to :func:`when_idle` runs only while no capture of ours is under way on any thread:
-destroying an executable inside a capture breaks it, and in "global" mode any thread's does.
+destroying an executable inside a capture breaks it, and in "global" mode any thread's does. A
+capture that begins waits for actions that other threads have already begun.
 """
 
 from __future__ import annotations
 
+import logging
+import sys
 import threading
+import warnings
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import FrameType
 
 from graphcore.driver.records import StreamHandle
+from graphcore.errors import CudaError, GraphcoreWarning
+
+_log = logging.getLogger("graphcore")
+
+# how long a beginning capture waits for another thread's destroy: a free may wait for the device,
+# but a destructor that waits for a lock of the capturing thread would wait for ever
+_PATIENCE_SECONDS = 30.0
+_MOST_TROUBLES = 8
+_MOST_FRAMES = 100
 
 
 @dataclass(frozen=True, slots=True)
+class Trouble:
+    """Something that may have broken a capture.
+
+    Args:
+        what: In words.
+        thread: Name of the thread that did it.
+        frames: (file, line) of its stack, the innermost first.
+        code: The CUDA error's name, where there was one.
+    """
+
+    what: str
+    thread: str
+    frames: tuple[tuple[str, int], ...]
+    code: str | None = None
+
+
+@dataclass(eq=False, slots=True)
 class ActiveCapture:
     """A capture under way: who records, where, and in which mode.
 
-    ``name`` says where it was begun. ``owners`` are (object, label) that the graph must keep alive;
-    :func:`keep` adds to them.
+    ``stream`` is where this thread's captured work goes: the capture stream, or that of the fork
+    whose block is open. ``name`` says where the capture was begun. ``owners`` are (object, label)
+    that the graph must keep alive; :func:`keep` adds to them. ``breaks_on_legacy_work``: its stream
+    orders with the legacy one, where work would break it. ``troubles``: see :func:`note`.
     """
 
     driver: object
     stream: StreamHandle
     mode: str
     name: str = "a capture"
-    owners: list[tuple[object, str]] = field(default_factory=list, compare=False)
+    owners: list[tuple[object, str]] = field(default_factory=list)
+    breaks_on_legacy_work: bool = False
+    troubles: list[Trouble] = field(default_factory=list)
 
 
 class _ThreadCaptures(threading.local):
@@ -36,19 +71,50 @@ class _ThreadCaptures(threading.local):
 
 
 class _Waiting:
-    """Actions that wait, and the number of captures they wait for."""
+    """Actions that wait, the captures they wait for, and the threads that run one just now."""
 
     def __init__(self) -> None:
         # reentrant: a finalizer may call when_idle while this thread holds the lock
-        self.lock = threading.RLock()
-        self.captures = 0
+        self.changed = threading.Condition(threading.RLock())
+        self.captures: list[ActiveCapture] = []
         self.actions: deque[Callable[[], None]] = deque()
+        self.runners: list[int] = []
 
     def next(self) -> Callable[[], None] | None:
-        with self.lock:
+        with self.changed:
             if self.captures or not self.actions:
                 return None
+            self.runners.append(threading.get_ident())
             return self.actions.popleft()
+
+    def done(self) -> None:
+        with self.changed:
+            self.runners.remove(threading.get_ident())
+            self.changed.notify_all()
+
+    def begin(self, capture: ActiveCapture) -> None:
+        """Stops further actions, and waits for those that other threads have begun."""
+        with self.changed:
+            self.captures.append(capture)
+            try:
+                if not self.changed.wait_for(self._is_quiet, _PATIENCE_SECONDS):
+                    _log.warning(
+                        "%s begins while another thread still destroys something, after %.0f s",
+                        capture.name,
+                        _PATIENCE_SECONDS,
+                    )
+            except BaseException:
+                self.captures.remove(capture)
+                raise
+
+    def _is_quiet(self) -> bool:
+        # who begins a capture inside an action of its own must not wait for itself, nor for
+        # another thread that does the same
+        return not self.runners or threading.get_ident() in self.runners
+
+    def end(self, capture: ActiveCapture) -> None:
+        with self.changed:
+            self.captures.remove(capture)
 
 
 _captures = _ThreadCaptures()
@@ -56,17 +122,14 @@ _waiting = _Waiting()
 
 
 def push(capture: ActiveCapture) -> None:
-    """Notes that a capture has begun on this thread."""
-    with _waiting.lock:
-        _waiting.captures += 1
+    """Notes that a capture begins on this thread; waits for destroys of other threads."""
+    _waiting.begin(capture)
     _captures.stack.append(capture)
 
 
 def pop() -> None:
     """Notes that this thread's newest capture is over, and runs what waited for the last one."""
-    _captures.stack.pop()
-    with _waiting.lock:
-        _waiting.captures -= 1
+    _waiting.end(_captures.stack.pop())
     run_waiting()
 
 
@@ -77,7 +140,12 @@ def current() -> ActiveCapture | None:
 
 def is_any_under_way() -> bool:
     """Whether any thread captures: then the device must not be asked or waited for."""
-    return _waiting.captures > 0
+    return bool(_waiting.captures)
+
+
+def under_way() -> tuple[ActiveCapture, ...]:
+    """The captures under way on all threads, the oldest first."""
+    return tuple(_waiting.captures)
 
 
 def keep(owner: object, label: str = "") -> None:
@@ -86,8 +154,43 @@ def keep(owner: object, label: str = "") -> None:
         _captures.stack[-1].owners.append((owner, label))
 
 
+# ---- what may have broken a capture -----------------------------------------------------------
+
+
+def note_error(error: CudaError) -> CudaError:
+    """Notes a driver's refusal with every capture under way, and returns it."""
+    if _waiting.captures and "CAPTURE" in error.code:
+        note(f"{error.call} answered {error.code}", error.code)
+    return error
+
+
+def note(what: str, code: str | None = None) -> None:
+    """Notes, with every capture under way, what may break it, and this thread's stack.
+
+    An error that the block swallows, or another thread gets, is forgotten by CUDA: the capture
+    only ends as "invalidated". The first notes are kept, so that its error can say why.
+    """
+    captures = [each for each in _waiting.captures if len(each.troubles) < _MOST_TROUBLES]
+    if not captures:
+        return
+    frames: list[tuple[str, int]] = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and len(frames) < _MOST_FRAMES:
+        frames.append((frame.f_code.co_filename, frame.f_lineno))
+        frame = frame.f_back
+    trouble = Trouble(what, threading.current_thread().name, tuple(frames), code)
+    for capture in captures:
+        capture.troubles.append(trouble)
+
+
+# ---- what waits -------------------------------------------------------------------------------
+
+
 def when_idle(action: Callable[[], None]) -> None:
-    """Runs ``action`` now, or once no capture is under way. It must not raise."""
+    """Runs ``action`` now, or once no capture is under way.
+
+    What it raises becomes a GraphcoreWarning: nobody who could handle it is there.
+    """
     _waiting.actions.append(action)
     run_waiting()
 
@@ -95,4 +198,32 @@ def when_idle(action: Callable[[], None]) -> None:
 def run_waiting() -> None:
     """Runs what waits, unless a capture is under way."""
     while (action := _waiting.next()) is not None:
-        action()
+        try:
+            action()
+        except Exception as error:
+            _report(error)
+        finally:
+            _waiting.done()
+
+
+def _report(error: Exception) -> None:
+    try:
+        if isinstance(error, GraphcoreWarning):  # which a filter has made an error
+            raise error
+        warnings.warn(
+            f"what had waited for captures failed: {type(error).__name__}: {error}",
+            GraphcoreWarning,
+            stacklevel=4,
+        )
+    except GraphcoreWarning as warning:
+        _Unraisable(warning)
+
+
+class _Unraisable:
+    """Raises where Python reports what cannot be raised (``sys.unraisablehook``)."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def __del__(self) -> None:
+        raise self._error

@@ -102,6 +102,10 @@ class Driver(ABC):
     @abstractmethod
     def destroy_stream(self, stream: StreamHandle) -> None: ...
 
+    def own_streams(self) -> tuple[StreamHandle, ...]:
+        """The streams that this driver made and that live; those of other libraries are unknown."""
+        return ()
+
     @abstractmethod
     def synchronize_stream(self, stream: StreamHandle) -> None:
         """Waits for the stream's work; UNSUPPORTED (and invalidates) while it captures.

@@ -24,13 +24,14 @@ def open_driver(name: str | None = None, *, device: int | None = None, **options
             ``seed=0``.
 
     Raises:
-        ConfigurationError: An unknown name or option.
+        ConfigurationError: An unknown name or option, or a device that is no ordinal.
         DriverUnavailable: "cuda" was asked for and cannot be had; the message says why.
     """
     chosen = name or os.environ.get("GRAPHCORE_DRIVER") or None
     if chosen not in (None, "cuda", "emulated"):
         where = "name" if name else "environment variable GRAPHCORE_DRIVER"
         raise ConfigurationError(f"{where}: expected 'cuda' or 'emulated', got {chosen!r}")
+    _check_device(device)
     if chosen == "emulated":
         return _open_emulated(device, options)
     if options and chosen == "cuda":
@@ -42,6 +43,12 @@ def open_driver(name: str | None = None, *, device: int | None = None, **options
             raise
         _tell_once(str(error))
     return _open_emulated(device, options)
+
+
+def _check_device(device: object) -> None:
+    if device is None or (isinstance(device, int) and not isinstance(device, bool)):
+        return
+    raise ConfigurationError(f"device: expected an ordinal (int) or None, got {device!r}")
 
 
 def _open_cuda(device: int | None) -> Driver:

@@ -8,6 +8,8 @@ from typing import Any, Literal, get_args
 from graphcore.driver import CaptureMode, Driver, Stream, active, as_stream
 from graphcore.driver.records import CaptureState
 from graphcore.errors import CacheTypeError, CaptureError, ConfigurationError
+from graphcore.executable.expectation import check_expectation
+from graphcore.interop.drivers import same_driver
 from graphcore.interop.torch import MemoryPool
 
 LegacyWork = Literal["error", "ignore"]
@@ -16,11 +18,14 @@ LegacyWork = Literal["error", "ignore"]
 def check_options(mode: str, on_legacy_work: str, expect: object) -> None:
     """Raises ConfigurationError for an option that :func:`capture` does not know."""
     _check_choice("mode", mode, get_args(CaptureMode))
-    _check_choice("on_legacy_work", on_legacy_work, get_args(LegacyWork))
-    if expect is None:
-        return
-    if isinstance(expect, bool) or not isinstance(expect, int) or expect < 0:
-        raise ConfigurationError(f"expect: expected a number of nodes or None, got {expect!r}")
+    check_legacy_work(on_legacy_work)
+    if expect is not None:
+        check_expectation(expect)
+
+
+def check_legacy_work(choice: object) -> None:
+    """Raises ConfigurationError for a choice that :func:`capture` does not know."""
+    _check_choice("on_legacy_work", choice, get_args(LegacyWork))
 
 
 def check_label(label: object) -> None:
@@ -105,6 +110,22 @@ def refuse_busy(driver: Driver, stream: Stream) -> None:
             f"stream: expected one that is not capturing, got {stream.handle:#x}, on which "
             "somebody else captures; it was not harmed"
         )
+
+
+def refuse_legacy_launch(driver: Driver) -> None:
+    """Raises CaptureError where a launch on the legacy stream would break a capture of any thread.
+
+    CUDA refuses such a launch too, and breaks the capture besides.
+    """
+    for capture in active.under_way():
+        if capture.breaks_on_legacy_work and same_driver(driver, capture.driver):
+            raise CaptureError(
+                f"launch: expected a stream of its own, got the legacy stream, on which work would "
+                f"break {capture.name} (a blocking stream); nothing was launched. What to do: "
+                "launch(stream) with a stream that was created, launch after the capture, or "
+                "capture with on_legacy_work='ignore'",
+                code="CUDA_ERROR_STREAM_CAPTURE_IMPLICIT",
+            )
 
 
 def _check_choice(field: str, value: object, choices: tuple[str, ...]) -> None:

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import TracebackType
 from typing import Any
 
 from graphcore.driver import LEGACY_STREAM, CaptureMode, Driver, Stream, active
-from graphcore.driver.records import CaptureState, GraphHandle
+from graphcore.driver.records import GraphHandle
 from graphcore.errors import CaptureError, CudaError, LifecycleError
+from graphcore.executable.branches import Fork, begin_fork, loose_ends
+from graphcore.executable.capture_ending import check_finished, destroy_graph, end_once
 from graphcore.executable.capture_options import (
     LegacyWork,
     check_label,
@@ -30,11 +32,11 @@ from graphcore.executable.capture_options import (
 from graphcore.executable.explain import explain_end, explain_failure
 from graphcore.executable.graph import Graph
 from graphcore.executable.graph_exec import forget_bindings
-from graphcore.executable.handles import GraphResource, NotCopied
+from graphcore.executable.handles import NotCopied
 from graphcore.executable.location import caller
 from graphcore.executable.resting import resting_collector
 from graphcore.interop import choose_driver, current_stream, use_stream
-from graphcore.interop.torch import MemoryPool
+from graphcore.interop.torch import MemoryPool, annotate_modules
 from graphcore.resources.driver_argument import checked_driver
 from graphcore.resources.lifetime import Owner, OwnerSet, collect
 
@@ -54,7 +56,7 @@ class Capture(NotCopied):
         driver: Driver | None,
         mode: CaptureMode,
         on_legacy_work: LegacyWork,
-        expect: int | None,
+        expect: Any,
         pool: MemoryPool | None = None,
     ) -> None:
         check_options(mode, on_legacy_work, expect)
@@ -70,6 +72,7 @@ class Capture(NotCopied):
         self._active: active.ActiveCapture | None = None
         self._blocks = ExitStack()
         self._annotations: list[tuple[int, int, str]] = []
+        self._forks: list[Fork] = []
         self._graph: Graph | None = None
         self._is_used = False
         self._thread = 0
@@ -119,13 +122,59 @@ class Capture(NotCopied):
         """
         check_label(label)
         self._under_way("annotate")
-        start = self._node_count()
+        start = self._node_count(label)
         try:
             yield
         finally:
-            stop = self._node_count()
+            stop = None if start is None else self._node_count(label)
             if start is not None and stop is not None:
                 self._annotations.append((start, stop, label))
+
+    def annotate_modules(
+        self, module: Any, names: Iterable[str] | None = None
+    ) -> AbstractContextManager[None]:
+        """Names the nodes of each submodule's forward; as :func:`interop.torch.annotate_modules`.
+
+        Raises:
+            LifecycleError: Outside the capture's block.
+            ConfigurationError: A name that the module does not have.
+        """
+        self._under_way("annotate_modules")
+        return annotate_modules(self, module, names)
+
+    def fork(self, stream: Any = None, *, join: bool = True) -> Fork:
+        """Begins a branch: ``with capture.fork() as side:`` sends its work to a side stream.
+
+        The branch comes after all that was captured before the call. What is captured after the
+        block comes after the branch too, unless ``join=False``: then it runs beside the branch
+        until ``side.join()``. Forks nest, and several may be open at once::
+
+            left, right = capture.fork(), capture.fork()
+            with left: ...
+            with right: ...  # beside the first
+
+        A torch tensor made in a branch and read in another must stay referenced until the branches
+        are joined, as with torch's own streams: its memory would be given to the next tensor.
+
+        Args:
+            stream: The side stream; None makes one. It must not be capturing, other than as a
+                branch of this capture.
+            join: Whether the end of the block joins the branch.
+
+        Raises:
+            LifecycleError: Outside the capture's block, or on another thread.
+            ConfigurationError: A default stream, the capture's own, or a blocking one with
+                ``on_legacy_work="ignore"``.
+            CacheTypeError: ``stream`` is no stream, or one of another driver or device.
+            CaptureError: Somebody else captures on ``stream``.
+            CudaError: The capture was invalidated before.
+        """
+        capture = self._under_way("fork")
+        if self._thread != threading.get_ident():
+            raise LifecycleError("capture.fork: expected the thread that captures, got another")
+        fork = begin_fork(self.driver, capture, stream, self.stream, joins=join)
+        self._forks.append(fork)
+        return fork
 
     def warm_up(self, step: Callable[[], object], times: int) -> None:
         """Runs ``step`` where the capture will, for real, and waits for it.
@@ -181,10 +230,16 @@ class Capture(NotCopied):
         with ExitStack() as blocks:
             blocks.enter_context(resting_collector())
             blocks.enter_context(self._surroundings())
-            forget_bindings(driver)
-            capture = active.ActiveCapture(driver, stream, self.mode, name)
+            capture = active.ActiveCapture(
+                driver,
+                stream,
+                self.mode,
+                name,
+                breaks_on_legacy_work=self.on_legacy_work == "error",
+            )
             active.push(capture)  # before it begins: what other threads drop waits from here on
             try:
+                forget_bindings(driver)  # from here on none binds to what would break this
                 driver.begin_capture(stream, self.mode)
             except BaseException:
                 active.pop()
@@ -224,57 +279,37 @@ class Capture(NotCopied):
         """Ends the capture; raises what its failure, or the block's, means."""
         del kind, trace
         assert self._active is not None
-        name, owners = self._active.name, self._active.owners
+        ended = self._active
+        name, troubles = ended.name, ended.troubles
+        loose = None
+        if error is None:
+            loose = loose_ends(self.driver, self.stream.handle, self._forks, self._annotations)
         self._active = None
-        handle, failure = self._end_once()
+        self._forks = []
+        handle, failure = end_once(self.driver, self.stream.handle)
         if error is not None:
             if handle is not None:
-                GraphResource(self.driver, handle, owned=True)  # dropped, and so destroyed, here
-            explained = explain_failure(error, name)
+                destroy_graph(self.driver, handle)
+            explained = explain_failure(
+                error, name, troubles=troubles, is_emulated=self.driver.is_emulated
+            )
             if explained is not None:
                 raise explained from error
             error.add_note(f"raised inside {name}: there is no graph; the stream is usable")
             return
         if failure is not None:
-            raise explain_end(failure, name) from failure
+            raise explain_end(failure, name, troubles=troubles, loose=loose) from failure
         assert handle is not None
-        self._finish(handle, name, owners)
-
-    def _end_once(self) -> tuple[GraphHandle | None, CudaError | None]:
-        driver, stream = self.driver, self.stream.handle
-        handle, failure = None, None
-        try:
-            handle = driver.end_capture(stream)
-        except CudaError as error:
-            failure = error
-            # after any of CUDA's own refusals it is over; only a call that did nothing is repeated
-            if driver.capture_status(stream).state is not CaptureState.NONE:
-                _end_quietly(driver, self.stream, error)
-        finally:
-            active.pop()
-        return handle, failure
+        self._finish(handle, name, ended.owners)
 
     def _finish(self, handle: GraphHandle, name: str, kept: list[tuple[object, str]]) -> None:
         try:
             owners = self._owners(kept)
         except BaseException:  # a user's container may raise when it is looked through
-            GraphResource(self.driver, handle, owned=True)  # dropped, and so destroyed, here
+            destroy_graph(self.driver, handle)
             raise
         graph = Graph(self.driver, handle, owners=owners, annotations=tuple(self._annotations))
-        count = len(self.driver.nodes(handle))
-        if self.expect is not None and count < self.expect:
-            graph.close()
-            raise CaptureError(
-                f"{name}: expect: expected at least {self.expect} nodes, got {count}; work went to "
-                "another stream, or ran on the host. There is no graph; the stream is usable."
-            )
-        if count:
-            _log.info("%s ended with %d nodes", name, count)
-        else:
-            _log.warning(
-                "%s ended with an empty graph: its block launched nothing on the capture stream",
-                name,
-            )
+        check_finished(graph, name, self.expect)
         if self._pool is not None:
             self._pool.captures += 1
         self._graph = graph
@@ -338,21 +373,17 @@ class Capture(NotCopied):
             )
         return self._active
 
-    def _node_count(self) -> int | None:
+    def _node_count(self, label: str) -> int | None:
         """How many nodes the graph has by now; None where the capture was invalidated."""
         try:
             graph = self.driver.capture_status(self.stream.handle).graph
             return None if graph is None else len(self.driver.nodes(graph))
-        except CudaError:
+        except CudaError as error:
+            _log.warning(
+                "annotate: the label %r is lost, no nodes could be counted: %s", label, error
+            )
             return None
 
     def _refuse_reuse(self) -> None:
         if self._is_used:
             raise LifecycleError("capture: expected a capture not used before; one captures once")
-
-
-def _end_quietly(driver: Driver, stream: Stream, error: CudaError) -> None:
-    try:
-        driver.destroy_graph(driver.end_capture(stream.handle))
-    except CudaError as second:
-        error.add_note(f"ending the capture again: {second}")

@@ -9,6 +9,7 @@ from graphcore.driver import CaptureMode, Driver
 from graphcore.errors import ConfigurationError
 from graphcore.executable.capture_options import LegacyWork
 from graphcore.executable.capture_session import Capture
+from graphcore.executable.expectation import Expectation
 from graphcore.executable.graph import Graph
 from graphcore.interop.torch import MemoryPool
 
@@ -19,7 +20,7 @@ def capture(
     driver: Driver | None = None,
     mode: CaptureMode = "thread_local",
     on_legacy_work: LegacyWork = "error",
-    expect: int | None = None,
+    expect: Expectation | None = None,
     pool: MemoryPool | None = None,
 ) -> Capture:
     """Captures what a block launches, through torch, CuPy and our kernels alike.
@@ -38,7 +39,9 @@ def capture(
         on_legacy_work: What becomes of work on the legacy default stream. "error": it makes the
             capture fail (needs a blocking stream). "ignore": it runs at once, is not in the graph,
             and nothing says so (needs a non-blocking stream; torch's own are).
-        expect: The least number of nodes; fewer are a CaptureError. None: an empty graph is only
+        expect: What must be captured at least; less is a CaptureError that names what is missing.
+            A number of nodes; or a GraphPlan, GraphSnapshot or Graph, whose kernels (by name),
+            copies, fills, callbacks and conditionals count. None: an empty graph is only
             reported, as a warning in the log.
         pool: The torch memory pool to capture into, shared with other captures (see
             :class:`graphcore.interop.torch.MemoryPool` for what that asks of launches). None: a

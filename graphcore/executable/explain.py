@@ -1,25 +1,40 @@
 """Why a capture failed, in words: which call, which Python line, which rule, what to do.
 
 Takes the exceptions of graphcore, torch and CuPy; anything that has nothing to do with CUDA is not
-explained and stays the user's.
+explained and stays the user's. Where CUDA only says that the capture was invalidated, what was seen
+to go wrong meanwhile (driver/active.py) is named.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from graphcore.driver.active import Trouble
 from graphcore.driver.codes import cuda_error, find_code
 from graphcore.errors import CaptureError, CudaError
-from graphcore.executable.location import locate
+from graphcore.executable.branches import LooseEnds
+from graphcore.executable.location import innermost, locate
 
 _CUDA_LIBRARIES = ("torch", "cupy", "cupy_backends", "cuda")
+_INVALIDATED = "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED"
 _WARM_UP = "warm the step up on the capture stream (capture_function does)"
+_DRAW_BEFORE = "draw the numbers before the capture, into a tensor that the graph reads"
+_ADOPT_TORCHS = (
+    "capture with torch.cuda.CUDAGraph(keep_graph=True) and give it to Graph.adopt, or "
+    + _DRAW_BEFORE
+)
+_UNSEEN = (
+    " graphcore saw no refused call meanwhile, so another library made it: one whose error was "
+    "caught, a graph of another library destroyed inside the capture, or, in mode 'global', "
+    "another thread (a data loader that pins memory)."
+)
 
 # what torch says in a capture without the name of a CUDA error: (phrase, rule, what to do)
 _SENTENCES = (
     (
         "offset for a cuda generator",
         "torch's random operators need torch's own capture",
-        "capture with torch.cuda.CUDAGraph(keep_graph=True) and give it to Graph.adopt, or draw "
-        "the numbers before the capture",
+        _ADOPT_TORCHS,
     ),
     (
         "during cuda graph capture",
@@ -27,16 +42,25 @@ _SENTENCES = (
         "do it before the capture; host tensors that are copied must be pinned",
     ),
     ("cublas_status_not_initialized", "a library's first call cannot be captured", _WARM_UP),
+    ("cublas_status_alloc_failed", "a library's first call cannot be captured", _WARM_UP),
     ("cudnn_status_not_initialized", "a library's first call cannot be captured", _WARM_UP),
 )
 
 
-def explain_failure(error: BaseException, name: str) -> CaptureError | None:
+def explain_failure(
+    error: BaseException,
+    name: str,
+    *,
+    troubles: Sequence[Trouble] = (),
+    is_emulated: bool = False,
+) -> CaptureError | None:
     """The CaptureError for an exception of a captured region, or None where it is not about CUDA.
 
     Args:
         error: What the region raised.
         name: What the capture is called, ``"the capture begun at file:line"``.
+        troubles: What else was seen to go wrong during the capture.
+        is_emulated: Whether there is no torch.cuda to advise.
     """
     if not isinstance(error, Exception):
         return None
@@ -48,23 +72,61 @@ def explain_failure(error: BaseException, name: str) -> CaptureError | None:
     if found is None:
         return None
     code, rule, remedy = found
+    if is_emulated and remedy == _ADOPT_TORCHS:
+        remedy = _DRAW_BEFORE
     where = f" at {location}" if location else ""
     if inner != location:
         where += f" (in {inner})"
+    cause, _ = _cause(troubles) if code == _INVALIDATED else ("", None)
     return CaptureError(
-        f"{name} failed{where}: {_ending(rule, remedy)}", code=code, location=location
+        f"{name} failed{where}: {_ending(rule, remedy, cause)}", code=code, location=location
     )
 
 
-def explain_end(failure: CudaError, name: str) -> CaptureError:
-    """The CaptureError for a capture whose end failed although its region raised nothing."""
+def explain_end(
+    failure: CudaError,
+    name: str,
+    *,
+    troubles: Sequence[Trouble] = (),
+    loose: LooseEnds | None = None,
+) -> CaptureError:
+    """The CaptureError for a capture whose end failed although its region raised nothing.
+
+    Args:
+        failure: What the driver answered.
+        name: What the capture is called.
+        troubles: What was seen to go wrong during the capture.
+        loose: What was not joined, where that was read before the end.
+    """
     code, rule, remedy = _rule_of_cuda_error(failure)
-    return CaptureError(f"{name} could not be ended: {_ending(rule, remedy)}", code=code)
+    more, location = "", None
+    if code == "CUDA_ERROR_STREAM_CAPTURE_UNJOINED" and loose is not None:
+        more, location = f" Not joined: {loose.words}.", loose.location
+    elif code == _INVALIDATED:
+        more, location = _cause(troubles)
+    return CaptureError(
+        f"{name} could not be ended: {_ending(rule, remedy, more)}", code=code, location=location
+    )
 
 
-def _ending(rule: str, remedy: str | None) -> str:
+def _cause(troubles: Sequence[Trouble]) -> tuple[str, str | None]:
+    """What broke a capture, as far as it was seen, and where."""
+    causes = [trouble for trouble in troubles if trouble.code != _INVALIDATED]
+    if not causes:
+        return _UNSEEN, None
+    # a refusal is certain, other notes (the garbage collector) are only suspects
+    first = next((trouble for trouble in causes if trouble.code), causes[0])
+    place = innermost(first.frames)
+    return (
+        f" The first thing that was seen to go wrong: {first.what}, at {place}, on thread "
+        f"{first.thread!r}.",
+        place,
+    )
+
+
+def _ending(rule: str, remedy: str | None, more: str = "") -> str:
     todo = f" What to do: {remedy}." if remedy else ""
-    return f"{rule}.{todo} There is no graph; the stream is usable."
+    return f"{rule}.{more}{todo} There is no graph; the stream is usable."
 
 
 def _rule_of(error: Exception) -> tuple[str | None, str, str | None] | None:

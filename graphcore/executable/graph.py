@@ -19,6 +19,7 @@ from graphcore.graph.reading import Annotation, read
 from graphcore.graph.snapshot import GraphSnapshot
 from graphcore.interop import choose_driver, cuda_core
 from graphcore.interop import torch as torch_interop
+from graphcore.interop.drivers import same_driver
 from graphcore.resources.driver_argument import checked_driver
 from graphcore.resources.lifetime import OwnerSet
 
@@ -198,7 +199,11 @@ class Graph(NotCopied):
         """The bare executable behind a :class:`GraphExec`; raises as :meth:`instantiate`."""
         source = self.resource
         capture = active.current()
-        if capture is not None and capture.driver is self.driver and capture.mode != "relaxed":
+        if (
+            capture is not None
+            and capture.mode != "relaxed"
+            and same_driver(self.driver, capture.driver)
+        ):
             raise LifecycleError(
                 f"instantiate: {capture.name} is under way on this thread in mode {capture.mode}, "
                 "which CUDA would break; instantiate after it, or capture with mode='relaxed'"

@@ -16,7 +16,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from graphcore.driver import Driver, Stream, active, as_stream, stream_handle
+from graphcore.driver import LEGACY_STREAM, Driver, Stream, active, as_stream, stream_handle
 from graphcore.driver.records import (
     CaptureState,
     ChildParams,
@@ -32,6 +32,7 @@ from graphcore.errors import (
     StaleGraphError,
     UpdateRefused,
 )
+from graphcore.executable.capture_options import refuse_legacy_launch
 from graphcore.executable.fence import Fence
 from graphcore.executable.handles import ExecResource, GraphResource, NotCopied
 from graphcore.executable.update import UpdateOutcome, UpdateStatus, Version, try_in_place
@@ -143,13 +144,15 @@ class GraphExec(NotCopied):
         if self._refusal is not None:
             self._look_closer()
         capture = active.current()
-        if capture is not None and capture.driver is self.driver:
+        if capture is not None and same_driver(self.driver, capture.driver):
             handle = current_stream(self.driver) if stream is None else stream_handle(stream)
             if self.driver.capture_status(handle).state is not CaptureState.NONE:
                 self._unbind()
                 self._call = partial(self._embed, handle)
                 return
         handle = self._handle_of(stream)
+        if handle in (0, LEGACY_STREAM):
+            refuse_legacy_launch(self.driver)
         if handle != self._bound_handle:
             self._unbind()
             self._call = self.driver.bind_launch(self._resource.handle, handle)
@@ -410,7 +413,7 @@ def forget_bindings(driver: Driver) -> None:
     with _live_lock:
         executables = list(_live)
     for executable in executables:
-        if executable.driver is driver:
+        if same_driver(executable.driver, driver):
             executable._unbind()
 
 

@@ -11,6 +11,7 @@ import os
 import sys
 import sysconfig
 import traceback
+from collections.abc import Iterable
 from types import FrameType, TracebackType
 
 _PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
@@ -41,15 +42,22 @@ def locate(trace: TracebackType | None) -> tuple[str | None, str | None]:
 def caller() -> str:
     """The innermost line that is the user's (or else a package's), as "file:line"."""
     frame: FrameType | None = sys._getframe(1)
-    fallback = "an unknown line"
+    lines = []
     while frame is not None:
-        library = _library(frame.f_code.co_filename)
-        place = f"{frame.f_code.co_filename}:{frame.f_lineno}"
-        if library is None:
-            return place
-        if library and fallback == "an unknown line":
-            fallback = place
+        lines.append((frame.f_code.co_filename, frame.f_lineno))
         frame = frame.f_back
+    return innermost(lines)
+
+
+def innermost(frames: Iterable[tuple[str, int]]) -> str:
+    """The first of (file, line), innermost first, that is the user's (or else a package's)."""
+    fallback = "an unknown line"
+    for path, line in frames:
+        library = _library(path)
+        if library is None:
+            return f"{path}:{line}"
+        if library and fallback == "an unknown line":
+            fallback = f"{path}:{line}"
     return fallback
 
 

@@ -2,7 +2,8 @@
 
 A graph of another library that the collector finds would be destroyed inside the capture and break
 it. The collector is one for all threads: the first capture stops it, and the end of the last one
-starts it again where it was on.
+starts it again where it was on. Who calls the collector all the same (``gc.collect()``) is noted,
+for the error of a capture that this breaks.
 """
 
 from __future__ import annotations
@@ -11,6 +12,9 @@ import gc
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
+
+from graphcore.driver import active
 
 
 class _Rest:
@@ -26,13 +30,24 @@ class _Rest:
             if not self._captures:
                 self._was_on = gc.isenabled()
                 gc.disable()
+                gc.callbacks.append(_note_collection)
             self._captures += 1
 
     def end(self) -> None:
         with self._lock:
             self._captures -= 1
-            if not self._captures and self._was_on:
-                gc.enable()
+            if not self._captures:
+                gc.callbacks.remove(_note_collection)
+                if self._was_on:
+                    gc.enable()
+
+
+def _note_collection(phase: str, info: dict[str, Any]) -> None:
+    if phase == "stop" and info["collected"]:
+        active.note(
+            f"the garbage collector was called and freed {info['collected']} objects (a graph of "
+            "another library among them breaks a capture; collect before it)"
+        )
 
 
 _rest = _Rest()

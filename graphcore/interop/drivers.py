@@ -10,7 +10,7 @@ from typing import Any
 
 from graphcore.driver import Driver
 from graphcore.driver.kept import default_driver, kept_driver
-from graphcore.errors import ConfigurationError
+from graphcore.errors import ConfigurationError, CudaError
 from graphcore.resources.tensors import describe, is_tensor
 
 
@@ -38,13 +38,19 @@ def choose_driver(*objects: Any) -> Driver:
     return chosen or default_driver()
 
 
-def same_driver(one: Driver, other: Driver) -> bool:
-    """Whether two drivers work on the same device of the same machine."""
-    return one is other or (
-        one.name == other.name
-        and one.device == other.device
-        and one.context_id() == other.context_id()
-    )
+def same_driver(one: Driver, other: object) -> bool:
+    """Whether two drivers work in the same context of the same machine.
+
+    Several driver objects may: one opened twice for a device, say. A closed one has no context.
+    """
+    if one is other:
+        return True
+    if not isinstance(other, Driver) or (one.name, one.device) != (other.name, other.device):
+        return False
+    try:
+        return one.context_id() == other.context_id()
+    except CudaError:
+        return False
 
 
 def _driver_of(obj: Any) -> Driver | None:

@@ -13,6 +13,7 @@ from typing import Any
 from graphcore.driver import LEGACY_STREAM, Driver, active, stream_handle
 from graphcore.driver.records import StreamHandle
 from graphcore.interop import cupy, torch
+from graphcore.interop.drivers import same_driver
 
 
 def current_stream(driver: Driver) -> StreamHandle:
@@ -24,7 +25,7 @@ def current_stream(driver: Driver) -> StreamHandle:
         if handle is not None:
             return StreamHandle(handle or LEGACY_STREAM)
     capture = active.current()
-    if capture is not None and capture.driver is driver:
+    if capture is not None and same_driver(driver, capture.driver):
         return capture.stream
     return LEGACY_STREAM
 

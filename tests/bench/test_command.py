@@ -99,6 +99,13 @@ def test_peers_that_are_left_out_or_broken_are_listed_by_name(monkeypatch):
     assert set(measured.rows[0].peers) == {"fine"}
 
 
+def test_a_peer_to_leave_out_that_is_none_is_refused_by_name(capsys):
+    assert main(["launch", "--driver", "emulated", "--without", "tensorflow"]) == 2
+    said = capsys.readouterr().err
+    assert "--without: expected peers of the suite" in said
+    assert "got ['tensorflow']" in said
+
+
 def test_without_any_peer_there_is_no_row_to_make():
     with pytest.raises(ConfigurationError, match="peers: expected at least one"):
         launch.run(open_driver("emulated"), Request(7, frozenset({"driver call"})))

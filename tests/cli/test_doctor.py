@@ -10,6 +10,7 @@ import pytest
 from graphcore.cli import doctor, main
 from graphcore.cli.model import INSTALL_MODEL
 from graphcore.driver.emulated import EmulatedDriver
+from graphcore.errors import DriverUnavailable
 from graphcore.testing.plugin import why_no_gpu
 
 
@@ -18,14 +19,30 @@ def found() -> dict[str, doctor.Finding]:
 
 
 @pytest.mark.skipif(why_no_gpu() is None, reason="needs a machine without a CUDA device")
-def test_without_a_device_the_driver_is_missing_and_the_remedy_named(
-    capsys: pytest.CaptureFixture[str],
+@pytest.mark.parametrize(("options", "status"), [([], 0), (["--driver", "cuda"], 1)], ids=str)
+def test_without_a_device_the_emulated_driver_is_enough_unless_cuda_is_asked_for(
+    capsys: pytest.CaptureFixture[str], options: list[str], status: int
 ) -> None:
-    assert main(["doctor"]) == 1
+    assert main(["doctor", *options]) == status
     said = capsys.readouterr().out
     assert "cuda driver" in said
     assert "install an NVIDIA driver that serves CUDA 13" in said
     assert "need attention" in said
+    assert "the emulated driver works; no GPU" in said
+    assert ("not usable: driver 'cuda'" in said) is bool(status)
+
+
+def test_where_no_driver_works_the_doctor_ends_in_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(name: str) -> EmulatedDriver:
+        raise DriverUnavailable(f"driver {name!r}: nothing here")
+
+    monkeypatch.setattr(doctor, "open_driver", broken)
+    assert doctor.doctor() == 1
+    said = capsys.readouterr().out
+    assert "not usable: no driver works here" in said
+    assert "pip install 'numpy>=2'" in said
 
 
 def test_a_device_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,6 +78,9 @@ def test_a_missing_model_comes_with_its_command(
 def test_all_is_well_is_said_and_ends_in_zero(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(doctor, "findings", lambda: iter([doctor.Finding("python", "3.12")]))
+    fine = doctor.Finding("cuda driver", "CUDA 13.0", driver="cuda")
+    monkeypatch.setattr(doctor, "findings", lambda: iter([fine]))
     assert doctor.doctor() == 0
-    assert "all is well" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "all is well" in said
+    assert "no GPU" not in said

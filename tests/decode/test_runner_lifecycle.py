@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.contract import in_thread
 from helpers.decode_models import device_of, eager_tokens, make_model, make_prompt
 
 import graphcore
 from graphcore.decode import CUDAGraphAR, StaticKVCache
-from graphcore.driver import Driver
+from graphcore.driver import Driver, active
 from graphcore.errors import (
     CapacityError,
     CaptureError,
@@ -496,3 +497,59 @@ def test_an_interrupted_stream_leaves_the_runner_usable(
     assert tokens == expected[0, PROMPT : PROMPT + 3].tolist()
     assert int(runner.replay()) == int(expected[0, PROMPT + 3])
     assert_works(runner, prompt, expected)
+
+
+# ---- several runners in several threads ---------------------------------------------------------
+
+
+def _replay_elsewhere_while_capturing(
+    capturing: CUDAGraphAR, other: CUDAGraphAR, prompt: torch.Tensor
+) -> list[BaseException]:
+    """Captures; another thread replays the other runner meanwhile; what that raised."""
+    errors: list[BaseException] = []
+
+    def replay(*_: Any) -> None:
+        if active.current() is not None:
+            try:
+                in_thread(other.replay)
+            except CaptureError as error:
+                errors.append(error)
+
+    hook = capturing.model.model.layers[0].register_forward_pre_hook(replay)
+    try:
+        capturing.capture(prompt)
+    finally:
+        hook.remove()
+    return errors
+
+
+def test_a_replay_without_a_stream_beside_another_runners_capture_is_refused_and_breaks_neither(
+    runner: CUDAGraphAR, prompt: torch.Tensor, expected: torch.Tensor
+) -> None:
+    runner.capture(prompt)
+    with CUDAGraphAR(runner.model, max_seq_len=16, driver=runner.driver) as other:
+        (error,) = _replay_elsewhere_while_capturing(other, runner, prompt)
+        assert "on_legacy_work='ignore'" in str(error)
+        assert_works(other, prompt, expected)
+    tokens = [int(runner.replay()) for _ in range(NEW)]
+    assert tokens == expected[0, PROMPT:].tolist()
+
+
+def test_a_runner_that_ignores_legacy_work_is_captured_while_others_replay(
+    runner: CUDAGraphAR, prompt: torch.Tensor, expected: torch.Tensor
+) -> None:
+    runner.capture(prompt)
+    with CUDAGraphAR(
+        runner.model, max_seq_len=16, driver=runner.driver, on_legacy_work="ignore"
+    ) as other:
+        assert _replay_elsewhere_while_capturing(other, runner, prompt) == []
+        assert_works(other, prompt, expected)
+    assert runner.cache.seen_tokens == PROMPT + 1
+    tokens = [int(runner.replay()) for _ in range(NEW - 1)]
+    assert tokens == expected[0, PROMPT + 1 :].tolist()
+
+
+def test_an_unknown_choice_for_legacy_work_is_refused(graphcore_driver: Driver) -> None:
+    model = make_model(device=device_of(graphcore_driver))
+    with pytest.raises(ConfigurationError, match="on_legacy_work: expected one of"):
+        CUDAGraphAR(model, max_seq_len=8, driver=graphcore_driver, on_legacy_work="warn")  # type: ignore[arg-type]

@@ -101,3 +101,12 @@ def test_where_there_is_a_device_it_is_what_is_opened(monkeypatch: pytest.Monkey
     driver = open_driver()
     assert (driver.name, driver.device) == ("cuda", 0)
     driver.close()
+
+
+@pytest.mark.parametrize("name", ["emulated", "cuda", None])
+@pytest.mark.parametrize("device", ["a", 1.5, True, (0,)], ids=repr)
+def test_a_device_that_is_no_ordinal_is_refused(name: Any, device: Any) -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"device: expected an ordinal \(int\) or None, got"
+    ):
+        open_driver(name, device=device)

@@ -165,8 +165,8 @@ def test_random_operators_are_refused_with_the_remedy(
         x.add_(1)
     message = str(caught.value)
     assert "Attempt to increase offset for a CUDA generator not in capture mode" in message
-    assert "torch.cuda.CUDAGraph(keep_graph=True)" in message
-    assert "Graph.adopt" in message
+    assert "before the capture into a tensor that the graph reads" in message
+    assert "torch.cuda" not in message, "there is no such capture without a device"
     assert torch.equal(torch.get_rng_state(), state)
     assert x.tolist() == [0.5] * 4
     # the refusal came before the launch: the capture itself is whole

@@ -197,6 +197,7 @@ def test_without_driver_and_stream_the_default_driver_is_kept(
         ({"expect": "many"}, "expect"),
         ({"expect": True}, "expect"),
         ({"expect": -1}, "expect"),
+        ({"expect": ["add_one"]}, "expect"),
     ],
     ids=str,
 )

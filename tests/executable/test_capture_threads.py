@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from helpers.contract import in_thread
-from helpers.tensors import filled, poisoned, replayed
+from helpers.tensors import filled, poisoned, replay, replayed
 
 import graphcore
-from graphcore import Graph
-from graphcore.driver import Driver
+from graphcore import CaptureError, Graph, LifecycleError
+from graphcore.driver import LEGACY_STREAM, Driver
 from graphcore.driver.emulated import EmulatedDriver
 
 
@@ -62,3 +64,108 @@ def test_no_wait_for_the_whole_device_is_asked_for() -> None:
     graph = graphcore.capture_function(lambda: x.add_(1), warmup=2, driver=driver)
     assert x.tolist() == [3.0] * 4
     assert len(graph.snapshot().nodes) == 1
+
+
+# ---- launches of other threads on the legacy stream ---------------------------------------------
+
+
+def test_a_launch_on_the_legacy_stream_that_would_break_a_capture_is_refused_and_breaks_nothing(
+    graphcore_driver: Driver,
+) -> None:
+    x, y = filled(graphcore_driver, 1.0), filled(graphcore_driver, 1.0)
+    executable = graphcore.capture_function(
+        lambda: y.add_(1), warmup=1, driver=graphcore_driver
+    ).instantiate()
+    executable.launch(LEGACY_STREAM)  # bound to it: the capture makes it look again
+    graphcore_driver.synchronize()
+    before = y.tolist()
+    own = graphcore_driver.stream()
+    with graphcore.capture(driver=graphcore_driver, mode="relaxed") as capture:
+        for stream in (LEGACY_STREAM, 0):
+            with pytest.raises(CaptureError, match="the legacy stream, on which work") as caught:
+                in_thread(partial(executable.launch, stream))
+        in_thread(lambda: executable.launch(own))
+        x.add_(1)
+    error = caught.value
+    assert error.code == "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT"
+    assert "the capture begun at" in str(error)
+    assert "on_legacy_work='ignore'" in str(error)
+    assert len(capture.graph.snapshot().nodes) == 1
+    own.synchronize()
+    executable.launch(LEGACY_STREAM)
+    graphcore_driver.synchronize()
+    assert y.tolist() == [value + 2 for value in before], "own stream and afterwards, no more"
+
+
+def test_a_launch_on_the_legacy_stream_beside_a_non_blocking_capture_runs(
+    graphcore_driver: Driver,
+) -> None:
+    x, y = filled(graphcore_driver, 1.0), filled(graphcore_driver, 1.0)
+    executable = graphcore.capture_function(
+        lambda: y.add_(1), warmup=0, driver=graphcore_driver
+    ).instantiate()
+    with graphcore.capture(driver=graphcore_driver, on_legacy_work="ignore") as capture:
+        in_thread(lambda: executable.launch(LEGACY_STREAM))
+        x.add_(1)
+    graphcore_driver.synchronize()
+    assert y.tolist() == [2.0] * 4
+    assert len(capture.graph.snapshot().nodes) == 1
+
+
+# ---- two driver objects on one device -----------------------------------------------------------
+
+
+def _twin(driver: Driver) -> Driver:
+    """Another driver object for the same context."""
+    if isinstance(driver, EmulatedDriver):
+        return driver.for_device(driver.device)
+    return graphcore.open_driver("cuda", device=driver.device)
+
+
+def test_an_executable_of_another_driver_object_is_embedded_in_the_capture(
+    graphcore_driver: Driver,
+) -> None:
+    twin = _twin(graphcore_driver)
+    x = filled(graphcore_driver, 1.0)
+    executable = graphcore.capture_function(lambda: x.add_(1), warmup=0, driver=twin).instantiate()
+    stream = graphcore_driver.stream(blocking=True)
+    executable.launch(stream)  # bound to it: the capture makes it look again
+    with graphcore.capture(stream, driver=graphcore_driver) as capture:
+        executable.launch(stream)
+        executable.launch()
+    kinds = [node.kind.value for node in capture.graph.snapshot().nodes]
+    assert kinds == ["child", "child"]
+    x.fill_(1.0)
+    assert replayed_in_place(capture.graph, x) == [3.0] * 4
+
+
+def test_instantiating_through_another_driver_object_inside_a_capture_is_refused(
+    graphcore_driver: Driver,
+) -> None:
+    twin = _twin(graphcore_driver)
+    x = filled(graphcore_driver, 1.0)
+    graph = graphcore.capture_function(lambda: x.add_(1), warmup=0, driver=twin)
+    with graphcore.capture(driver=graphcore_driver) as capture:
+        with pytest.raises(LifecycleError, match="is under way on this thread"):
+            graph.instantiate()
+        x.add_(1)
+    assert len(capture.graph.snapshot().nodes) == 1
+
+
+def test_the_executables_of_a_closed_driver_do_not_disturb_a_capture() -> None:
+    driver = EmulatedDriver()
+    twin = driver.for_device(0)
+    x = filled(driver, 1.0)
+    executable = graphcore.capture_function(lambda: x.add_(1), warmup=0, driver=twin).instantiate()
+    twin.close()
+    with graphcore.capture(driver=driver) as capture:
+        x.add_(1)
+    assert len(capture.graph.snapshot().nodes) == 1
+    executable.close()
+
+
+def replayed_in_place(graph: Graph, x: torch.Tensor) -> list[float]:
+    with graph.instantiate() as executable:
+        replay(executable)
+    values: list[float] = x.tolist()
+    return values

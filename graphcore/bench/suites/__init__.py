@@ -6,12 +6,13 @@ A new suite is a module here with ``run(driver, request) -> Measured``, and a li
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from graphcore.bench.results import Row
 from graphcore.driver import Driver
+from graphcore.errors import ConfigurationError
 
 SUITES: Mapping[str, str] = {
     name: f"graphcore.bench.suites.{name}" for name in ("inspect", "launch", "update")
@@ -24,6 +25,14 @@ class Request:
 
     rounds: int
     without: frozenset[str] = frozenset()
+
+    def check_peers(self, known: Iterable[str]) -> None:
+        """Raises ConfigurationError where a peer that is to be left out is none of ``known``."""
+        unknown = sorted(self.without - set(known))
+        if unknown:
+            raise ConfigurationError(
+                f"--without: expected peers of the suite, {sorted(known)}, got {unknown}"
+            )
 
 
 @dataclass(frozen=True, slots=True)

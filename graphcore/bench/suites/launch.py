@@ -32,7 +32,12 @@ _ONE_TIME_REPEATS = 5
 
 
 def run(driver: Driver, request: Request) -> Measured:
-    """Measures every size; on the emulated driver a few calls of each, which mean nothing."""
+    """Measures every size; on the emulated driver a few calls of each, which mean nothing.
+
+    Raises:
+        ConfigurationError: A peer to leave out that is none, or no peer is left.
+    """
+    request.check_peers([*PEERS, *EMULATED_PEERS])
     rows: list[Row] = []
     notes: list[Note] = []
     with driver.stream(blocking=True) as stream:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from graphcore.driver import active
 from graphcore.driver.codes import cuda_error
 from graphcore.driver.cuda.versions import cuda
 from graphcore.errors import CudaError
@@ -42,7 +43,7 @@ def error_of(
         error = cuda_error(
             name, call, number=int(code), node=node, hint=hint, description=_sentence(code)
         )
-    return error
+    return active.note_error(error)
 
 
 def code_name(code: Any) -> str:

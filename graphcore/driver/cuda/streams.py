@@ -35,6 +35,9 @@ class StreamCalls(CudaCalls):
         ask(cuda.cuStreamDestroy, stream)
         self._own_streams.pop(stream, None)
 
+    def own_streams(self) -> tuple[StreamHandle, ...]:
+        return tuple(self._own_streams)
+
     @in_context
     def synchronize_stream(self, stream: StreamHandle) -> None:
         ask(cuda.cuStreamSynchronize, stream)

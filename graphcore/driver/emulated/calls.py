@@ -10,6 +10,7 @@ import functools
 from collections.abc import Callable
 from typing import Concatenate, ParamSpec, Protocol, TypeVar, cast
 
+from graphcore.driver import active
 from graphcore.driver.codes import cuda_error
 from graphcore.driver.emulated.faults import Faults
 from graphcore.errors import CudaError
@@ -42,7 +43,9 @@ class Refused(Exception):  # noqa: N818 - a refusal, turned into an error at the
         sentence = cuda_error(self.code, call).description
         if self.reason:
             sentence = f"{sentence}: {self.reason}" if sentence else self.reason
-        return cuda_error(self.code, call, description=sentence, node=self.node, hint=self.hint)
+        return active.note_error(
+            cuda_error(self.code, call, description=sentence, node=self.node, hint=self.hint)
+        )
 
 
 def invalid(reason: str, *, node: int | None = None) -> Refused:

@@ -143,6 +143,9 @@ class EmulatedDriver(GraphCalls):
         self._machine.captures.leave(self._machine.streams.remove(stream))
         self._own_streams.discard(stream)
 
+    def own_streams(self) -> tuple[StreamHandle, ...]:
+        return tuple(self._own_streams)
+
     @entry("cuStreamSynchronize")
     def synchronize_stream(self, stream: StreamHandle) -> None:
         self._machine.captures.refuse_waiting(self._stream(stream))

@@ -46,6 +46,7 @@ import torch
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from graphcore.driver import active
 from graphcore.driver.codes import cuda_error
 from graphcore.driver.emulated import torch_rules as rules
 from graphcore.driver.emulated.operation import Operation
@@ -139,7 +140,9 @@ class Recorder:
     def refuse_host_read(self, name: str, hint: str = rules.HOST_READ_HINT) -> NoReturn:
         """Invalidates the capture and raises what a device would answer."""
         self._driver.invalidate_capture(self._stream)
-        raise cuda_error("CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", name, hint=hint)
+        raise active.note_error(
+            cuda_error("CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", name, hint=hint)
+        )
 
     def handle(self, func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Does, refuses or records one call."""

@@ -20,9 +20,9 @@ from graphcore.errors import CaptureError
 RANDOM_REFUSAL = (
     "random numbers in this capture would repeat or shift, because torch's generator is not in "
     "capture mode (on a device torch says 'Attempt to increase offset for a CUDA generator not in "
-    "capture mode'). Capture with torch.cuda.CUDAGraph(keep_graph=True) and take it with "
-    "Graph.adopt, sample inside the graph from an explicit seed tensor, or draw before the "
-    "capture; dropout needs model.eval()"
+    "capture mode'). Draw them before the capture into a tensor that the graph reads, and anew "
+    "before each replay, or compute them in the graph from a seed tensor; dropout needs "
+    "model.eval()"
 )
 HOST_READ_HINT = (
     "it reads a tensor's values from the host, which a replay cannot repeat: keep the value in a "

@@ -1,0 +1,73 @@
+"""The end of a capture: asked for exactly once, and what its graph is measured against.
+
+After :func:`end_once` the stream has left its capture, whatever went wrong, and a graph that nobody
+takes is destroyed.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from graphcore.driver import Driver, active
+from graphcore.driver.records import CaptureState, GraphHandle, StreamHandle
+from graphcore.errors import CaptureError, CudaError
+from graphcore.executable.expectation import WHERE_WORK_GOES, Expectation, unmet
+from graphcore.executable.graph import Graph
+from graphcore.executable.handles import GraphResource
+
+_log = logging.getLogger("graphcore")
+
+
+def end_once(driver: Driver, stream: StreamHandle) -> tuple[GraphHandle | None, CudaError | None]:
+    """Ends the capture of ``stream`` and takes it off this thread's stack.
+
+    Returns:
+        The graph, or None and the driver's refusal.
+    """
+    handle, failure = None, None
+    try:
+        handle = driver.end_capture(stream)
+    except CudaError as error:
+        failure = error
+        # after any of CUDA's own refusals it is over; only a call that did nothing is repeated
+        if driver.capture_status(stream).state is not CaptureState.NONE:
+            _end_quietly(driver, stream, error)
+    finally:
+        try:
+            active.pop()
+        except BaseException:  # Ctrl-C in what had waited for the end
+            if handle is not None:
+                destroy_graph(driver, handle)
+            raise
+    return handle, failure
+
+
+def destroy_graph(driver: Driver, handle: GraphHandle) -> None:
+    """Destroys a graph that nobody takes, once no capture is under way."""
+    GraphResource(driver, handle, owned=True)  # dropped, and so destroyed, here
+
+
+def check_finished(graph: Graph, name: str, expect: Expectation | None) -> None:
+    """Says in the log what was captured; CaptureError, and closes it, where that is too little."""
+    count = len(graph.driver.nodes(graph.handle))
+    missing = None if expect is None else unmet(expect, graph)
+    if missing is not None:
+        graph.close()
+        raise CaptureError(
+            f"{name}: expect: {missing}. {WHERE_WORK_GOES} There is no graph; the stream is usable."
+        )
+    if count:
+        _log.info("%s ended with %d nodes", name, count)
+    else:
+        _log.warning(
+            "%s ended with an empty graph: its block launched nothing on the capture stream. %s",
+            name,
+            WHERE_WORK_GOES,
+        )
+
+
+def _end_quietly(driver: Driver, stream: StreamHandle, error: CudaError) -> None:
+    try:
+        driver.destroy_graph(driver.end_capture(stream))
+    except CudaError as second:
+        error.add_note(f"ending the capture again: {second}")

@@ -1,0 +1,224 @@
+"""capture(expect=...): what is missing of a number, a graph, a snapshot or a plan is named."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from helpers.contract import copy_1d, fill_1d
+from helpers.kernels import ONE_BLOCK, add_one, scale
+from helpers.tensors import filled
+
+import graphcore
+from graphcore import CaptureError, ConfigurationError, Graph
+from graphcore.driver import LEGACY_STREAM, Driver, Kernel
+from graphcore.resources.buffer import Buffer
+
+
+class Launcher:
+    """Launches our kernels on a stream, and work of other kinds."""
+
+    def __init__(self, driver: Driver) -> None:
+        self.driver = driver
+        self.memory = Buffer.allocate(4, driver=driver)
+        self.other = Buffer.allocate(4, driver=driver)
+        for kernel in (add_one, scale):
+            driver.function(kernel)
+
+    def launch(self, kernel: Kernel, stream: Any) -> None:
+        factor = () if kernel is add_one else (2.0,)
+        arguments = kernel.pack(self.memory, *factor, 4)
+        self.driver.launch(self.driver.function(kernel), ONE_BLOCK, arguments, int(stream))  # type: ignore[arg-type]
+
+    def copy(self, stream: Any) -> None:
+        self.driver.copy(copy_1d(self.other.address, self.memory.address, 16), int(stream))  # type: ignore[arg-type]
+
+    def fill(self, stream: Any) -> None:
+        self.driver.fill(fill_1d(self.memory.address, 0, 4), int(stream))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def launcher(graphcore_driver: Driver) -> Launcher:
+    return Launcher(graphcore_driver)
+
+
+def _captured(launcher: Launcher, step: Callable[[Any], None], **options: Any) -> Graph:
+    with graphcore.capture(driver=launcher.driver, **options) as capture:
+        step(capture.stream)
+    return capture.graph
+
+
+def _whole(launcher: Launcher) -> Callable[[Any], None]:
+    def step(stream: Any) -> None:
+        launcher.launch(add_one, stream)
+        launcher.launch(add_one, stream)
+        launcher.launch(scale, stream)
+        launcher.copy(stream)
+        launcher.fill(stream)
+
+    return step
+
+
+def _without_one(launcher: Launcher) -> Callable[[Any], None]:
+    def step(stream: Any) -> None:
+        launcher.launch(add_one, stream)
+        launcher.launch(scale, stream)
+        launcher.fill(stream)
+
+    return step
+
+
+FORMS: dict[str, Callable[[Graph], Any]] = {
+    "graph": lambda graph: graph,
+    "snapshot": lambda graph: graph.snapshot(),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_what_is_missing_of_another_graph_is_named_by_kernel_and_kind(
+    launcher: Launcher, form: str
+) -> None:
+    whole = _captured(launcher, _whole(launcher))
+    expected = FORMS[form](whole)
+    again = _captured(launcher, _whole(launcher), expect=expected)
+    assert len(again.snapshot().nodes) == 5
+    stream = launcher.driver.stream(blocking=True)
+    with pytest.raises(CaptureError) as caught:
+        _captured(launcher, _without_one(launcher), stream=stream, expect=expected)
+    words = str(caught.value)
+    assert "of 5 expected nodes 2 are missing: kernel add_one (1 of 2), memcpy (1 of 1)" in words
+    assert "the legacy stream" in words
+    assert len(_captured(launcher, _whole(launcher), stream=stream).snapshot().nodes) == 5
+
+
+def test_more_than_expected_is_no_error(launcher: Launcher) -> None:
+    less = _captured(launcher, _without_one(launcher))
+    more = _captured(launcher, _whole(launcher), expect=less)
+    assert len(more.snapshot().nodes) == 5
+
+
+def test_nodes_inside_a_child_graph_count(launcher: Launcher) -> None:
+    whole = _captured(launcher, _whole(launcher))
+    executable = whole.instantiate()
+    outer = _captured(launcher, executable.launch, expect=whole)
+    assert len(outer.snapshot().nodes) == 1
+
+
+# ---- plans: by what they offer, since they lie above ---------------------------------------------
+
+
+@dataclass
+class Launch:
+    kernel: Kernel
+
+
+class Memcpy:
+    pass
+
+
+class Memset:
+    pass
+
+
+class Join:
+    pass
+
+
+@dataclass
+class Conditional:
+    bodies: tuple[Any, ...]
+
+
+@dataclass
+class Embed:
+    plan: Any
+
+
+@dataclass
+class Node:
+    work: Any
+
+
+class Plan:
+    def __init__(self, *works: Any) -> None:
+        self.nodes = tuple(Node(work) for work in works)
+
+
+def _plan() -> Plan:
+    inner = Plan(Launch(add_one), Memcpy())
+    return Plan(Launch(add_one), Embed(inner), Join(), Launch(scale), Memset())
+
+
+def test_a_plan_says_which_of_its_nodes_are_missing(launcher: Launcher) -> None:
+    assert len(_captured(launcher, _whole(launcher), expect=_plan()).snapshot().nodes) == 5
+    with pytest.raises(CaptureError) as caught:
+        _captured(launcher, _without_one(launcher), expect=_plan())
+    assert "2 are missing: kernel add_one (1 of 2), memcpy (1 of 1)" in str(caught.value)
+
+
+def test_a_copy_of_a_plan_may_be_a_kernel(launcher: Launcher) -> None:
+    def step(stream: Any) -> None:
+        launcher.launch(add_one, stream)
+        launcher.launch(scale, stream)  # as the copy kernel would be
+
+    plan = Plan(Launch(add_one), Memcpy())
+    assert len(_captured(launcher, step, expect=plan).snapshot().nodes) == 2
+
+
+def test_the_bodies_of_a_plan_count(launcher: Launcher) -> None:
+    plan = Plan(Conditional((Plan(Launch(add_one)), Plan(Launch(scale)))))
+    with pytest.raises(CaptureError, match=r"conditional \(1 of 1\)") as caught:
+        _captured(launcher, lambda stream: launcher.launch(scale, stream), expect=plan)
+    assert "kernel add_one (1 of 1)" in str(caught.value)
+    assert "kernel scale" not in str(caught.value)
+
+
+# ---- where work goes that is not captured -------------------------------------------------------
+
+
+def test_legacy_work_beside_a_non_blocking_stream_is_missed(launcher: Launcher) -> None:
+    whole = _captured(launcher, lambda stream: launcher.launch(add_one, stream))
+    with pytest.raises(CaptureError, match=r"kernel add_one \(1 of 1\)") as caught:
+        _captured(
+            launcher,
+            lambda _: launcher.launch(add_one, LEGACY_STREAM),
+            expect=whole,
+            on_legacy_work="ignore",
+        )
+    assert "the legacy stream" in str(caught.value)
+
+
+def test_a_library_that_uses_a_stream_of_its_own_is_missed(launcher: Launcher) -> None:
+    own = launcher.driver.stream()
+    with pytest.raises(CaptureError, match="expected at least 1 nodes, got 0") as caught:
+        _captured(launcher, lambda _: launcher.launch(add_one, own), expect=1)
+    assert "one that a library chose itself" in str(caught.value)
+
+
+def test_an_empty_graph_says_where_work_may_have_gone(
+    launcher: Launcher, caplog: pytest.LogCaptureFixture
+) -> None:
+    own = launcher.driver.stream()
+    with caplog.at_level(logging.WARNING, "graphcore"):
+        _captured(launcher, lambda _: launcher.launch(add_one, own))
+    assert "empty graph" in caplog.text
+    assert "one that a library chose itself" in caplog.text
+
+
+def test_a_function_is_captured_with_an_expectation(graphcore_driver: Driver) -> None:
+    x = filled(graphcore_driver, 1.0)
+    first = graphcore.capture_function(lambda: x.add_(1), driver=graphcore_driver)
+    again = graphcore.capture_function(lambda: x.add_(2), driver=graphcore_driver, expect=first)
+    assert len(again.snapshot().nodes) == 1
+    with pytest.raises(CaptureError, match="1 are missing"):
+        graphcore.capture_function(lambda: None, driver=graphcore_driver, expect=first)
+
+
+def test_a_closed_graph_is_refused_before_anything_is_captured(launcher: Launcher) -> None:
+    closed = _captured(launcher, _whole(launcher))
+    closed.close()
+    with pytest.raises(ConfigurationError, match="expect: expected an open graph"):
+        graphcore.capture(driver=launcher.driver, expect=closed)
