@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any, Literal, get_args
 
-from graphcore.driver import CaptureMode, Driver, Stream, active, as_stream
+from graphcore.driver import LEGACY_STREAM, CaptureMode, Driver, Stream, active, as_stream
 from graphcore.driver.records import CaptureState
 from graphcore.errors import CacheTypeError, CaptureError, ConfigurationError
 from graphcore.executable.expectation import check_expectation
@@ -13,6 +13,7 @@ from graphcore.interop.drivers import same_driver
 from graphcore.interop.torch import MemoryPool
 
 LegacyWork = Literal["error", "ignore"]
+LEGACY = (0, LEGACY_STREAM)
 
 
 def check_options(mode: str, on_legacy_work: str, expect: object) -> None:

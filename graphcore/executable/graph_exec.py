@@ -16,7 +16,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from graphcore.driver import LEGACY_STREAM, Driver, Stream, active, as_stream, stream_handle
+from graphcore.driver import Driver, Stream, active, as_stream, stream_handle
 from graphcore.driver.records import (
     CaptureState,
     ChildParams,
@@ -32,7 +32,7 @@ from graphcore.errors import (
     StaleGraphError,
     UpdateRefused,
 )
-from graphcore.executable.capture_options import refuse_legacy_launch
+from graphcore.executable.capture_options import LEGACY, refuse_legacy_launch
 from graphcore.executable.fence import Fence
 from graphcore.executable.handles import ExecResource, GraphResource, NotCopied
 from graphcore.executable.update import UpdateOutcome, UpdateStatus, Version, try_in_place
@@ -146,12 +146,13 @@ class GraphExec(NotCopied):
         capture = active.current()
         if capture is not None and same_driver(self.driver, capture.driver):
             handle = current_stream(self.driver) if stream is None else stream_handle(stream)
-            if self.driver.capture_status(handle).state is not CaptureState.NONE:
+            # no capture takes the legacy stream, and asking about it is an error in one
+            if handle not in LEGACY and self._captures(handle):
                 self._unbind()
                 self._call = partial(self._embed, handle)
                 return
         handle = self._handle_of(stream)
-        if handle in (0, LEGACY_STREAM):
+        if handle in LEGACY:
             refuse_legacy_launch(self.driver)
         if handle != self._bound_handle:
             self._unbind()
@@ -166,6 +167,9 @@ class GraphExec(NotCopied):
         # where there is a flag, every launch looks
         is_fast = stream is not None and self._refusal is None
         self._bound_stream = stream if is_fast else _UNBOUND
+
+    def _captures(self, stream: StreamHandle) -> bool:
+        return self.driver.capture_status(stream).state is not CaptureState.NONE
 
     def _embed(self, stream: StreamHandle) -> None:
         """Adds the graph to the capture of ``stream`` as a child node."""

@@ -82,8 +82,9 @@ def test_a_launch_on_the_legacy_stream_that_would_break_a_capture_is_refused_and
     own = graphcore_driver.stream()
     with graphcore.capture(driver=graphcore_driver, mode="relaxed") as capture:
         for stream in (LEGACY_STREAM, 0):
-            with pytest.raises(CaptureError, match="the legacy stream, on which work") as caught:
-                in_thread(partial(executable.launch, stream))
+            for launch in (in_thread, lambda action: action()):  # the capturing thread's too
+                with pytest.raises(CaptureError, match="legacy stream, on which work") as caught:
+                    launch(partial(executable.launch, stream))
         in_thread(lambda: executable.launch(own))
         x.add_(1)
     error = caught.value
