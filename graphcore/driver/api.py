@@ -15,9 +15,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from graphcore.driver.kernel_attributes import walk_attributes
+from graphcore.driver.kernel_update import KernelUpdate
 from graphcore.driver.records import (
     Allocation,
     CaptureStatus,
@@ -392,9 +394,10 @@ class Driver(ABC):
 
     def bind_exec_kernel_update(
         self, executable: ExecHandle, node: NodeHandle, params: KernelParams
-    ) -> Callable[[KernelParams], None]:
+    ) -> KernelUpdate:
         """Repeated updates of one kernel node; drivers may prepare what does not change."""
-        return lambda changed: self.set_exec_node_params(executable, node, changed)
+        hand_over = partial(self.set_exec_node_params, executable, node)
+        return KernelUpdate(node, params, hand_over)
 
     @abstractmethod
     def set_node_enabled(self, executable: ExecHandle, node: NodeHandle, enabled: bool) -> None:

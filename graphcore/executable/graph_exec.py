@@ -12,6 +12,7 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -33,8 +34,10 @@ from graphcore.errors import (
     UpdateRefused,
 )
 from graphcore.executable.capture_options import LEGACY, refuse_legacy_launch
+from graphcore.executable.changing import CLOSED, ChangeableExec
+from graphcore.executable.current import CurrentParameters
 from graphcore.executable.fence import Fence
-from graphcore.executable.handles import ExecResource, GraphResource, NotCopied
+from graphcore.executable.handles import ExecResource, GraphResource
 from graphcore.executable.update import UpdateOutcome, UpdateStatus, Version, try_in_place
 from graphcore.interop import current_stream, current_stream_holder
 from graphcore.interop.drivers import same_driver
@@ -52,12 +55,11 @@ _log = logging.getLogger("graphcore")
 _live: weakref.WeakSet[GraphExec] = weakref.WeakSet()
 _live_lock = threading.Lock()
 
-_CLOSED = "closed"
 _CHECK_FIRST = "check first"
 _UNBOUND: Any = object()  # is no stream
 
 
-class GraphExec(NotCopied):
+class GraphExec(ChangeableExec):
     """An executable. Made by :meth:`Graph.instantiate`; ``close()`` is final."""
 
     __slots__ = (
@@ -66,34 +68,29 @@ class GraphExec(NotCopied):
         "_bound_handle",
         "_bound_stream",
         "_call",
-        "_graph",
         "_guard",
         "_is_fenced",
         "_last_handle",
         "_last_stream",
         "_marked",
-        "_owners",
         "_raise_launch",
-        "_refusal",
-        "_resource",
-        "_version",
-        "driver",
     )
 
     def __init__(
         self, graph: Graph, resource: ExecResource, *, guard: Guard | None, auto_free: bool
     ) -> None:
-        self.driver: Driver = graph.driver
+        self.driver = graph.driver
         self._raise_launch = graph.driver.raise_launch
         self._resource = resource
-        self._graph: Graph | None = graph
-        self._owners: OwnerSet = graph.owners
+        self._graph = graph
+        self._owners = graph.owners
         self._version = Version.of(graph)
+        self._current = CurrentParameters(resource.source, self._version, self._owners)
         self._guard = guard
         self._auto_free = auto_free
         self._marked: StaleResource | None = None
-        # None, or why launch has to look closer; then no stream counts as bound
-        self._refusal: str | None = _CHECK_FIRST if guard == "full" else None
+        # where it says why launch has to look closer, no stream counts as bound
+        self._refusal = _CHECK_FIRST if guard == "full" else None
         self._bound_stream: Any = _UNBOUND
         self._bound_handle: StreamHandle | None = None
         # outlives the binding: where the newest launch may still run. The object is held, because
@@ -180,8 +177,8 @@ class GraphExec(NotCopied):
                 "launch: expected a capture that is under way, got one that an error invalidated",
                 code="CUDA_ERROR_STREAM_CAPTURE_INVALIDATED",
             )
-        # not the source: an update in place brought the parameters of another graph
-        child = ChildParams(self._version.resource.handle)
+        # not the source: updates in place brought other parameters
+        child = ChildParams(self._current_graph().handle)
         node = driver.add_node(status.graph, status.frontier, child)
         driver.set_capture_frontier(stream, [node])
         for owner in self._owners:
@@ -234,7 +231,7 @@ class GraphExec(NotCopied):
         With guard "owners" or "full" every later launch raises StaleGraphError until an update
         brings a graph of the new buffers; without a guard only :meth:`check` tells.
         """
-        if self._refusal == _CLOSED:
+        if self._refusal == CLOSED:
             return
         self._marked = StaleResource(label, "marked", "as captured", reason)
         if self._guard is not None:
@@ -279,7 +276,8 @@ class GraphExec(NotCopied):
                 "open_driver() calls made two drivers: pass the same driver= everywhere"
             )
         version = Version.of(graph, read_again=graph.resource is self._version.resource)
-        refusal = try_in_place(self.driver, self._resource.handle, self._version, version)
+        old = replace(self._version, now=self._current.snapshot)
+        refusal = try_in_place(self.driver, self._resource.handle, old, version)
         if refusal is None:
             self._resource.replace_owners(graph.owners)
             outcome = UpdateOutcome(
@@ -311,6 +309,7 @@ class GraphExec(NotCopied):
         self._graph = graph
         self._version = version
         self._owners = graph.owners
+        self._moved(version)
         self._marked = None
         self._refusal = _CHECK_FIRST if self._guard == "full" else None
 
@@ -318,10 +317,13 @@ class GraphExec(NotCopied):
 
     @property
     def graph(self) -> Graph:
-        """The graph whose parameters the executable has: its source, or the last update's."""
+        """The graph whose parameters the executable has: its source, or the last update's.
+
+        After changes of single nodes a copy that has them too; LifecycleError where CUDA makes none
+        (conditional and memory nodes): :meth:`snapshot` tells there as well.
+        """
         self._refuse_closed("graph")
-        assert self._graph is not None
-        return self._graph
+        return self._current_graph()
 
     @property
     def owners(self) -> OwnerSet:
@@ -335,13 +337,9 @@ class GraphExec(NotCopied):
         return self._resource.handle
 
     @property
-    def is_closed(self) -> bool:
-        return self._refusal == _CLOSED
-
-    @property
     def outputs(self) -> Any:
         """What the captured function returned: static tensors that every launch writes again."""
-        return self.graph.outputs
+        return self._version_graph("outputs").outputs
 
     @property
     def marked(self) -> StaleResource | None:
@@ -352,7 +350,7 @@ class GraphExec(NotCopied):
         """What the executable, its graph's pool and allocations, and its owners take, in bytes."""
         from graphcore.executable.memory_report import memory_report
 
-        return memory_report(self.graph)
+        return memory_report(self._version_graph("memory_report"))
 
     def fence(self) -> Fence | None:
         """An event behind the newest launch; None where nothing was launched.
@@ -376,17 +374,14 @@ class GraphExec(NotCopied):
 
         A launch that runs is finished first. A second call does nothing.
         """
-        if self._refusal == _CLOSED:
+        if self._refusal == CLOSED:
             return
-        self._refusal = _CLOSED
+        self._refusal = CLOSED
         self._unbind()
+        self._current.close()
         self._resource.close()
         self._owners = OwnerSet()
         self._graph = None
-
-    def _refuse_closed(self, what: str) -> None:
-        if self._refusal == _CLOSED:
-            raise LifecycleError(f"{what}: expected an open executable, got a closed one")
 
     def __enter__(self) -> GraphExec:
         return self
@@ -400,7 +395,7 @@ class GraphExec(NotCopied):
         self.close()
 
     def __repr__(self) -> str:
-        if self._refusal == _CLOSED:
+        if self._refusal == CLOSED:
             return "<GraphExec closed>"
         guard = f" guard={self._guard}" if self._guard else ""
         return (

@@ -7,6 +7,7 @@ public rule.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Literal
@@ -88,6 +89,7 @@ class Version:
     resource: GraphResource
     attributes: LaunchAttributes
     annotations: tuple[Annotation, ...]
+    now: Callable[[], GraphSnapshot] | None = None
 
     @classmethod
     def of(cls, graph: Graph, *, read_again: bool = False) -> Version:
@@ -100,7 +102,9 @@ class Version:
         return cls(graph.resource, attributes, graph.annotations)
 
     def snapshot(self) -> GraphSnapshot:
-        """The graph as it is now."""
+        """The graph as it is now, or what an executable runs of it (``now``)."""
+        if self.now is not None:
+            return self.now()
         resource = self.resource
         return read(resource.driver, resource.handle, annotations=self.annotations)
 

@@ -6,7 +6,7 @@ import ctypes
 import functools
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 from graphcore.driver.codes import cuda_error
 from graphcore.driver.cuda.check import ask, check, error_of
@@ -14,6 +14,7 @@ from graphcore.driver.cuda.context import LAST_NAMED_STREAM, in_context
 from graphcore.driver.cuda.copies import to_memcpy, to_memset
 from graphcore.driver.cuda.nodes import NodeCalls, fill_kernel_node
 from graphcore.driver.cuda.versions import UpdateInfo, cuda, result_of
+from graphcore.driver.kernel_update import CALL, KernelUpdate
 from graphcore.driver.records import (
     ChildParams,
     EventParams,
@@ -151,39 +152,13 @@ class ExecutableCalls(NodeCalls):
                     description=f"nodes of kind {params.kind.value} cannot be changed one by one",
                 )
 
+    @in_context
     def bind_exec_kernel_update(
         self, executable: ExecHandle, node: NodeHandle, params: KernelParams
-    ) -> Callable[[KernelParams], None]:
+    ) -> KernelUpdate:
         """As the protocol says: the structure is built once, an update writes what differs."""
-        built, pointers = self.kernel_node(params)
-        sizes = [len(data) for data in params.arguments]
-        set_params = cuda.cuGraphExecKernelNodeSetParams
-        exec_object, node_object = cuda.CUgraphExec(executable), cuda.CUgraphNode(node)
-        last = params
-
-        def update(changed: KernelParams) -> None:
-            nonlocal last
-            if changed.function != last.function:
-                self.kernel_node(changed)  # refuses arguments that are not the new function's
-            if changed.function != last.function or changed.config != last.config:
-                self._grant(changed.function, changed.config)
-                fill_kernel_node(built, changed)
-            arguments = [bytes(data) for data in changed.arguments]
-            if [len(data) for data in arguments] != sizes:
-                raise cuda_error(
-                    "CUDA_ERROR_INVALID_VALUE",
-                    "cuGraphExecKernelNodeSetParams",
-                    node=node,
-                    description=f"arguments: expected sizes {sizes}, got "
-                    f"{[len(data) for data in arguments]} bytes",
-                )
-            pointers[:] = arguments
-            last = changed
-            answer = set_params(exec_object, node_object, built)
-            if answer[0]:
-                raise error_of(answer[0], "cuGraphExecKernelNodeSetParams", node=node)
-
-        return update
+        self.prepare_kernel(params)
+        return BoundKernelUpdate(self.prepare_kernel, executable, node, params)
 
     @in_context
     def set_node_enabled(self, executable: ExecHandle, node: NodeHandle, enabled: bool) -> None:
@@ -192,6 +167,44 @@ class ExecutableCalls(NodeCalls):
     @in_context
     def node_enabled(self, executable: ExecHandle, node: NodeHandle) -> bool:
         return bool(ask(cuda.cuGraphNodeGetEnabled, executable, node))
+
+
+class BoundKernelUpdate(KernelUpdate):
+    """The CUDA driver's: one bound call on a structure that points into the block."""
+
+    __slots__ = ("_built", "_kept", "_prepare")
+
+    def __init__(
+        self,
+        prepare: Callable[[KernelParams], None],
+        executable: ExecHandle,
+        node: NodeHandle,
+        params: KernelParams,
+    ) -> None:
+        super().__init__(node, params)
+        self._prepare = prepare
+        self._built = cuda.CUDA_KERNEL_NODE_PARAMS()
+        base = ctypes.addressof(ctypes.c_char.from_buffer(self.block)) if self.block else 0
+        addresses = [base + offset for offset, _ in self.layout]
+        self._kept = (ctypes.c_void_p * len(addresses))(*addresses)
+        fill_kernel_node(self._built, params)
+        self._built.kernelParams = ctypes.addressof(self._kept)
+        self.commit = functools.partial(
+            cuda.cuGraphExecKernelNodeSetParams,
+            cuda.CUgraphExec(executable),
+            cuda.CUgraphNode(node),
+            self._built,
+        )
+
+    def refuse(self, result: object) -> NoReturn:
+        """Raises the CudaError of a commit that failed."""
+        assert isinstance(result, tuple)
+        raise error_of(result[0], CALL, node=self.node)
+
+    def _shape(self, params: KernelParams) -> None:
+        if (params.function, params.config) != (self.params.function, self.params.config):
+            self._prepare(params)
+            fill_kernel_node(self._built, params)
 
 
 def _instantiate_hint(result: Any) -> str:

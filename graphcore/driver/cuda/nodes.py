@@ -245,6 +245,11 @@ class NodeCalls(GraphCalls, FunctionCalls):
 
     # ---- building structures ------------------------------------------------------------------
 
+    def prepare_kernel(self, params: KernelParams) -> None:
+        """Checks the arguments' sizes and lets the function use what its launch asks for."""
+        self._arguments(params.function, params.arguments)
+        self._grant(params.function, params.config)
+
     def kernel_node(self, params: KernelParams) -> tuple[Any, Any]:
         """(``CUDA_KERNEL_NODE_PARAMS``, the argument pointers it needs to outlive the call)."""
         pointers = self._arguments(params.function, params.arguments)

@@ -1,0 +1,282 @@
+"""CurrentParameters: what an executable runs now: its version, and what was changed node by node.
+
+CUDA knows the nodes of an executable by the handles of the graph it was made from, inner graphs'
+too, also after an update brought the parameters of another graph. Here every node goes by that
+handle, and node indices are those of the version: what ``GraphExec.graph`` shows. A version is read
+when it is first asked about; it is assumed that nobody edits the graph behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from itertools import chain
+from typing import Any
+
+from graphcore.driver import Driver
+from graphcore.driver.records import (
+    ChildParams,
+    ConditionalParams,
+    GraphHandle,
+    NodeHandle,
+    NodeKind,
+    NodeParams,
+)
+from graphcore.errors import CacheTypeError, ConfigurationError, LifecycleError
+from graphcore.executable.handles import GraphResource
+from graphcore.executable.node_update import LiveArguments
+from graphcore.executable.update import Version
+from graphcore.graph.nodes import NodeRecord
+from graphcore.graph.pairing import pair_snapshots
+from graphcore.graph.reading import read
+from graphcore.graph.snapshot import GraphSnapshot
+from graphcore.resources.lifetime import Owner, OwnerSet
+
+_UNCLONABLE = {NodeKind.ALLOC, NodeKind.FREE, NodeKind.CONDITIONAL}
+
+
+class CurrentParameters:
+    """The state of one executable: ``source`` is the graph it was made from.
+
+    ``base_owners`` came with the version, ``owners`` with changes of single nodes, by node.
+    ``disabled`` are the nodes that are switched off, ``live`` the prepared changes by node.
+    """
+
+    __slots__ = (
+        "_aliases", "_base", "_changes", "_index", "base_owners", "disabled", "live", "owners",
+        "source", "version",
+    )  # fmt: skip
+
+    def __init__(self, source: GraphResource, version: Version, owners: OwnerSet) -> None:
+        self.source = source
+        self.version = version
+        self.base_owners = owners
+        self.owners: dict[NodeHandle, tuple[Owner, ...]] = {}
+        self.disabled: set[NodeHandle] = set()
+        self.live: dict[NodeHandle, LiveArguments] = {}
+        self._changes: dict[NodeHandle, NodeParams] = {}
+        self._base: GraphSnapshot | None = None
+        self._index: dict[NodeHandle, NodeRecord] = {}
+        self._aliases: dict[NodeHandle, NodeHandle] | None = None
+
+    @property
+    def driver(self) -> Driver:
+        """The driver of both graphs."""
+        return self.source.driver
+
+    # ---- reading -------------------------------------------------------------------------------
+
+    def snapshot(self) -> GraphSnapshot:
+        """What the executable runs now; handles are those of the source's nodes."""
+        base = self._read()
+        changes = self.changes()
+        return with_params(base, changes) if changes else base
+
+    def changes(self) -> Mapping[NodeHandle, NodeParams]:
+        """What differs from the version, by the source's node."""
+        for handle, live in self.live.items():
+            params = live.params_if_new()
+            if params is not None:
+                self._changes[handle] = params
+        return self._changes
+
+    def find(self, node: Any, field: str = "node") -> NodeRecord:
+        """The record, as it is now, of a node that a caller names.
+
+        Args:
+            node: A record, a handle (of the source, or of the graph of the last update), or an
+                index of ``GraphExec.graph``.
+            field: What errors call it.
+
+        Raises:
+            CacheTypeError: None of these.
+            ConfigurationError: No node of this executable.
+        """
+        base = self._read()
+        if isinstance(node, NodeRecord):
+            handle, words = node.handle, f"{node} of another graph"
+        elif isinstance(node, int) and not isinstance(node, bool):
+            if 0 <= node < len(base.nodes):
+                return self._now(base.nodes[node])
+            handle, words = NodeHandle(node), f"{node:#x}" if node >= 1 << 20 else str(node)
+        else:
+            raise CacheTypeError(
+                f"{field}: expected a NodeRecord, a node handle or an index, got "
+                f"{type(node).__name__}"
+            )
+        found = self._index.get(handle) or self._index.get(self._alias(handle))
+        if found is None or (isinstance(node, NodeRecord) and node.kind is not found.kind):
+            raise ConfigurationError(
+                f"{field}: expected a node of this executable (one of {len(base.nodes)}, or in the "
+                f"graphs inside them), got {words}; nodes die with their graph"
+            )
+        return self._now(found)
+
+    def _now(self, record: NodeRecord) -> NodeRecord:
+        params = self.changes().get(record.handle)
+        return record if params is None else replace(record, params=params)
+
+    def _alias(self, handle: NodeHandle) -> NodeHandle:
+        """The source's node behind a node of the version; ``handle`` itself where there is none."""
+        if self._aliases is None:
+            handles = _walk(self.driver, self.version.resource.handle)
+            known = (node.handle for node in self._read().walk())
+            self._aliases = dict(zip(handles, known, strict=True))
+        return self._aliases.get(handle, handle)
+
+    def _read(self) -> GraphSnapshot:
+        if self._base is None:
+            base = self.version.snapshot()
+            if self.version.resource is not self.source:
+                source = read(self.driver, self.source.handle)
+                base = _with_handles_of(source, base)
+            self._remember(base)
+        assert self._base is not None
+        return self._base
+
+    def _remember(self, base: GraphSnapshot) -> None:
+        self._base = base
+        self._index = {node.handle: node for node in base.walk()}
+
+    def all_owners(self) -> OwnerSet:
+        """What the executable keeps alive."""
+        return OwnerSet(chain(self.base_owners, *self.owners.values()))
+
+    # ---- changing ------------------------------------------------------------------------------
+
+    def note(self, handle: NodeHandle, params: NodeParams) -> None:
+        """The driver has taken ``params`` for a node."""
+        self.changes()  # what a prepared change did before
+        self._changes[handle] = params
+        live = self.live.get(handle)
+        if live is not None:
+            live.forget()
+
+    def rebased(self, version: Version) -> None:
+        """The version is another graph that says what ran already, nodes in the same order."""
+        self._remember(self.snapshot())
+        self.version = version
+        self._changes = {}
+        self._aliases = None
+        for live in self.live.values():
+            live.forget()
+
+    def moved(self, source: GraphResource, version: Version, owners: OwnerSet) -> CurrentParameters:
+        """The state after an update to ``version``; ``source`` differs after a new executable.
+
+        Prepared changes go on with what runs then, and nodes stay switched off, where the new
+        executable has the same nodes.
+        """
+        after = CurrentParameters(source, version, owners)
+        for live in self.live.values():
+            live.forget()
+        if source is self.source:
+            after.live, after.disabled = self.live, self.disabled
+            return after
+        became = self._became(after) if self.live or self.disabled else {}
+        after.disabled = {became[handle] for handle in self.disabled if handle in became}
+        for handle, live in self.live.items():
+            live.node = became.get(handle)
+            if live.node is not None:
+                after.live[live.node] = live
+        return after
+
+    def _became(self, after: CurrentParameters) -> dict[NodeHandle, NodeHandle]:
+        """Which node of the new source takes the place of which of ours; empty where none does."""
+        old, new = self._read(), after._read()
+        try:
+            twins = _with_handles_of(new, old)
+        except LifecycleError:
+            return {}
+        pairs = zip(old.walk(), twins.walk(), strict=True)
+        return {mine.handle: theirs.handle for mine, theirs in pairs}
+
+    def close(self) -> None:
+        """Lets go of every owner; no prepared change works any more."""
+        self.base_owners = OwnerSet()
+        self.owners = {}
+        for live in self.live.values():
+            live.close()
+
+    # ---- a graph of what runs now --------------------------------------------------------------
+
+    def can_be_cloned(self) -> bool:
+        """Whether CUDA clones the version: it holds no conditional and no memory node."""
+        return not any(node.kind in _UNCLONABLE for node in self._read().walk())
+
+    def clone_with(self, changes: Mapping[NodeHandle, NodeParams]) -> GraphHandle:
+        """A new graph: the version, its own changes and ``changes`` (by the source's nodes).
+
+        Raises:
+            LifecycleError: CUDA does not clone it.
+            CudaError: The driver's refusal; nothing is left.
+        """
+        if not self.can_be_cloned():
+            raise LifecycleError(
+                "graph: CUDA clones no graph with conditional or memory nodes, so that none says "
+                "what the executable runs after changes of single nodes; snapshot() tells"
+            )
+        driver = self.driver
+        handle = driver.clone_graph(self.version.resource.handle)
+        try:
+            wanted = {**self.changes(), **changes}
+            twins = zip(_walk(driver, handle), self._read().walk(), strict=True)
+            for twin, record in twins:
+                if record.handle in wanted:
+                    driver.set_node_params(twin, wanted[record.handle])
+        except BaseException:
+            driver.destroy_graph(handle)
+            raise
+        return handle
+
+
+def with_params(snapshot: GraphSnapshot, changes: Mapping[NodeHandle, NodeParams]) -> GraphSnapshot:
+    """``snapshot`` with the parameters of some nodes replaced, inner graphs' too."""
+    nodes = []
+    for node in snapshot.nodes:
+        params = changes.get(node.handle)
+        if params is not None:
+            node = replace(node, params=params)  # noqa: PLW2901
+        elif node.child is not None:
+            node = replace(node, child=with_params(node.child, changes))  # noqa: PLW2901
+        elif node.bodies:
+            bodies = tuple(with_params(body, changes) for body in node.bodies)
+            node = replace(node, bodies=bodies)  # noqa: PLW2901
+        nodes.append(node)
+    return replace(snapshot, nodes=tuple(nodes))
+
+
+def _with_handles_of(source: GraphSnapshot, other: GraphSnapshot) -> GraphSnapshot:
+    """``other`` with the handles of the nodes of ``source`` that an update pairs with its own."""
+    pairs = pair_snapshots(source, other)
+    if not isinstance(pairs, tuple):
+        raise LifecycleError(f"node: the graph of the last update has other nodes: {pairs.rule}")
+    twins = {new: source.nodes[old] for old, new in pairs}
+    nodes = []
+    for node in other.nodes:
+        twin = twins[node.index]
+        inner = tuple(map(_with_handles_of, twin.inner, node.inner))
+        is_child = node.child is not None
+        nodes.append(
+            replace(
+                node,
+                handle=twin.handle,
+                child=inner[0] if is_child else None,
+                bodies=() if is_child else inner,
+            )
+        )
+    return replace(other, nodes=tuple(nodes))
+
+
+def _walk(driver: Driver, graph: GraphHandle) -> Iterator[NodeHandle]:
+    """The handles of all nodes in the order of ``GraphSnapshot.walk``."""
+    for node in driver.nodes(graph):
+        yield node
+        if driver.node_kind(node) not in (NodeKind.CHILD, NodeKind.CONDITIONAL):
+            continue
+        params = driver.node_params(node)
+        if isinstance(params, ChildParams):
+            yield from _walk(driver, params.graph)
+        elif isinstance(params, ConditionalParams):
+            for body in params.bodies:
+                yield from _walk(driver, body)

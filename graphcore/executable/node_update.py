@@ -1,0 +1,152 @@
+"""BoundParams: repeated changes of one kernel node's arguments, at the price of the driver's call.
+
+The fast form packs plain numbers by the signature into a prepared block and makes one bound call.
+Whatever does not fit it (tensors, numbers out of range, an executable that has changed since) goes
+the way of ``GraphExec.set_params``, which explains.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from graphcore.driver.kernel import Kernel
+from graphcore.driver.kernel_update import KernelUpdate
+from graphcore.driver.records import KernelParams, NodeHandle
+
+if TYPE_CHECKING:
+    from graphcore.executable.changing import ChangeableExec
+
+
+class LiveArguments:
+    """What an executable knows of a node with prepared changes.
+
+    ``pack``, ``block`` and ``commit`` are the prepared form; without one ``pack`` raises.
+    ``values`` are those of the last change, not looked at yet unless they are ``_seen``.
+    """
+
+    __slots__ = ("_seen", "_template", "_update", "block", "commit", "node", "pack", "values")
+
+    def __init__(self, node: NodeHandle) -> None:
+        self.node: NodeHandle | None = node
+        self.block = bytearray()
+        self.pack: Callable[..., object] = _not_prepared
+        self.commit: Callable[[], Any] = _not_prepared
+        self.values: tuple[Any, ...] = ()
+        self._seen: tuple[Any, ...] = self.values
+        self._update: KernelUpdate | None = None
+        self._template: KernelParams | None = None
+
+    def prepare(self, update: KernelUpdate, kernel: Kernel | None) -> None:
+        """Takes a prepared update, of a node that has ``update.params`` now."""
+        self._update, self._template = update, update.params
+        self.block, self.commit = update.block, update.commit
+        self.pack = packer(update, kernel)
+        self._seen = self.values = ()
+
+    def params_if_new(self) -> KernelParams | None:
+        """The node's parameters where a change was made since this was last asked."""
+        values = self.values
+        if values is self._seen:
+            return None
+        assert self._update is not None
+        assert self._template is not None
+        block = bytearray(len(self.block))
+        self.pack(block, 0, *values)
+        arguments = tuple([bytes(block[at : at + size]) for at, size in self._update.layout])
+        self._seen = values
+        return replace(self._template, arguments=arguments)
+
+    def refuse(self, result: object) -> None:
+        """Raises the error of a commit that failed."""
+        assert self._update is not None
+        self._update.refuse(result)
+
+    def forget(self) -> None:
+        """The node was changed another way: the next change prepares again."""
+        self.params_if_new()
+        self._seen = self.values = ()
+        self.pack = self.commit = _not_prepared
+        self._update = self._template = None
+
+    def close(self) -> None:
+        """The executable is gone."""
+        self.forget()
+        self.node = None
+
+
+class BoundParams:
+    """Changes the arguments of one kernel node; made by ``GraphExec.bind_params``.
+
+    ``bound(x_address, 2.0, 1024)`` takes every argument in order, as ``set_params`` does. Numbers
+    are checked for their range; who owns the memory at a plain address is the caller's affair. A
+    change is allowed while a launch runs, which keeps the old arguments. Not locked.
+    """
+
+    __slots__ = ("_executable", "_live")
+
+    def __init__(self, executable: ChangeableExec, live: LiveArguments) -> None:
+        self._executable = executable
+        self._live = live
+
+    def __call__(self, *values: Any) -> None:
+        live = self._live
+        try:
+            live.pack(live.block, 0, *values)
+        except (struct.error, TypeError, OverflowError, _NotPreparedError):
+            self._executable.change_slowly(live, values)
+            return
+        result = live.commit()
+        if result and result[0]:
+            live.refuse(result)
+        live.values = values
+
+    def __repr__(self) -> str:
+        return f"<BoundParams of {self._executable!r}>"
+
+
+class _NotPreparedError(Exception):
+    """There is no prepared form now."""
+
+
+def _not_prepared(*_: object) -> object:
+    raise _NotPreparedError
+
+
+# struct codes by the signature's type, where a number of the right range is all there is to check
+_CODES = {
+    "i8": "b",
+    "u8": "B",
+    "i16": "h",
+    "u16": "H",
+    "i32": "i",
+    "u32": "I",
+    "i64": "q",
+    "u64": "Q",
+    "f16": "e",
+    "f32": "f",
+    "f64": "d",
+}
+
+
+def packer(update: KernelUpdate, kernel: Kernel | None) -> Callable[..., object]:
+    """``pack(block, 0, *values)`` for ``update``; raises where they do not fit."""
+    if kernel is not None:
+        codes = ["Q" if p.is_pointer else _CODES.get(p.type) for p in kernel.parameters]
+        if all(codes):
+            pieces = [
+                f"{code}{-size % 8}x" for code, (_, size) in zip(codes, update.layout, strict=True)
+            ]
+            return struct.Struct("=" + "".join(pieces)).pack_into
+    sizes = [size for _, size in update.layout]
+
+    def pack(block: bytearray, _start: int, *values: Any) -> None:
+        # anything but bytes of the right size goes the slow way
+        if [type(value) is bytes and len(value) for value in values] != sizes:
+            raise TypeError
+        for (offset, size), value in zip(update.layout, values, strict=True):
+            block[offset : offset + size] = value
+
+    return pack
