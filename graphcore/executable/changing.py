@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from graphcore.driver import Driver, active
-from graphcore.driver.records import KernelParams, LaunchConfig, NodeKind
+from graphcore.driver.records import ExecHandle, KernelParams, LaunchConfig, NodeKind
 from graphcore.errors import ConfigurationError, CudaError, LifecycleError
 from graphcore.executable.current import CurrentParameters
 from graphcore.executable.handles import ExecResource, NotCopied
@@ -65,6 +65,32 @@ class ChangeableExec(NotCopied):
     def private_memory(self) -> list[tuple[int, int]]:
         """(address, bytes) of memory that is this executable's alone."""
         return self._version_graph("private_memory").private_memory()
+
+    @property
+    def graph(self) -> Graph:
+        """The graph whose parameters the executable has: its source, or the last update's.
+
+        After changes of single nodes a copy that has them too; LifecycleError where CUDA makes none
+        (conditional and memory nodes): :meth:`snapshot` tells there as well.
+        """
+        self._refuse_closed("graph")
+        return self._current_graph()
+
+    @property
+    def owners(self) -> OwnerSet:
+        """What the executable keeps alive, of the version of parameters it has."""
+        return self._owners
+
+    @property
+    def handle(self) -> ExecHandle:
+        """The driver's handle; LifecycleError after :meth:`close`."""
+        self._refuse_closed("handle")
+        return self._resource.handle
+
+    @property
+    def outputs(self) -> Any:
+        """What the captured function returned: static tensors that every launch writes again."""
+        return self._version_graph("outputs").outputs
 
     # ---- one node ------------------------------------------------------------------------------
 

@@ -45,7 +45,6 @@ from graphcore.resources.lifetime import OwnerSet
 from graphcore.resources.staleness import StaleResource, find_stale
 
 if TYPE_CHECKING:
-    from graphcore.driver.records import ExecHandle
     from graphcore.executable.graph import Graph, Guard
     from graphcore.executable.memory_report import MemoryReport
 
@@ -314,32 +313,6 @@ class GraphExec(ChangeableExec):
         self._refusal = _CHECK_FIRST if self._guard == "full" else None
 
     # ---- the rest ------------------------------------------------------------------------------
-
-    @property
-    def graph(self) -> Graph:
-        """The graph whose parameters the executable has: its source, or the last update's.
-
-        After changes of single nodes a copy that has them too; LifecycleError where CUDA makes none
-        (conditional and memory nodes): :meth:`snapshot` tells there as well.
-        """
-        self._refuse_closed("graph")
-        return self._current_graph()
-
-    @property
-    def owners(self) -> OwnerSet:
-        """What the executable keeps alive, of the version of parameters it has."""
-        return self._owners
-
-    @property
-    def handle(self) -> ExecHandle:
-        """The driver's handle; LifecycleError after :meth:`close`."""
-        self._refuse_closed("handle")
-        return self._resource.handle
-
-    @property
-    def outputs(self) -> Any:
-        """What the captured function returned: static tensors that every launch writes again."""
-        return self._version_graph("outputs").outputs
 
     @property
     def marked(self) -> StaleResource | None:
