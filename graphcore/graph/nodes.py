@@ -133,7 +133,7 @@ class NodeRecord:
         """One phrase saying how much the node does: its launch shape, or the bytes it moves."""
         params = self.params
         if isinstance(params, KernelParams):
-            return _launch_shape(params)
+            return launch_shape(params.config)
         if isinstance(params, MemcpyParams):
             return _extent(params.width, params.height, params.depth)
         if isinstance(params, MemsetParams):
@@ -165,8 +165,8 @@ def _arguments(
         offset += len(data)
 
 
-def _launch_shape(params: KernelParams) -> str:
-    config = params.config
+def launch_shape(config: LaunchConfig) -> str:
+    """``grid 8x2, block 128``, with what else is not as usual."""
     text = f"grid {dim_text(config.grid)}, block {dim_text(config.block)}"
     if config.cluster != (1, 1, 1):
         text += f", cluster {dim_text(config.cluster)}"

@@ -22,6 +22,7 @@ from graphcore.plan.records import (
     View,
     WaitEvent,
 )
+from graphcore.plan.rows import dense_rows
 from graphcore.plan.shared_bytes import overlaps_itself, share_bytes
 from graphcore.resources.dtypes import DTYPES
 
@@ -139,25 +140,15 @@ def _copy_problems(work: Memcpy, name: str) -> Iterator[PlanProblem]:
 
 
 def _fill_problems(work: Memset, name: str) -> Iterator[PlanProblem]:
-    axes = merged_axes(work.dst)
-    pitch = axes[0][1] if len(axes) == 2 else None
-    fits = len(axes) < 2 or (len(axes) == 2 and axes[1][1] == 1 and (pitch or 0) >= axes[1][0])
-    if not fits:
+    dst = work.dst
+    if not dst.size:
+        return
+    rows = dense_rows(dst.shape, (dst.strides,), dst.itemsize, least=1)
+    if rows is None or rows.depth > 1:
         yield PlanProblem(
             "strides",
-            f"{name!r}: a memset node fills rows of one pitch, which shape {list(work.dst.shape)} "
-            f"with strides {list(work.dst.strides)} is not; fill it in parts, or by a kernel",
+            f"{name!r}: a memset node fills rows with one step between them, which shape "
+            f"{list(dst.shape)} with strides {list(dst.strides)} has not; fill its parts, or use a "
+            "kernel",
             (name,),
         )
-
-
-def merged_axes(view: View) -> list[tuple[int, int]]:
-    """(size, stride) of the axes that remain, longest stride first, when dense runs are joined."""
-    axes: list[tuple[int, int]] = []
-    sides = zip(view.shape, view.strides, strict=True)
-    for stride, size in sorted(((abs(s), n) for n, s in sides if n != 1), reverse=True):
-        if axes and axes[-1][1] == size * stride:
-            axes[-1] = axes[-1][0] * size, stride
-        else:
-            axes.append((size, stride))
-    return axes

@@ -16,6 +16,7 @@ from graphcore.errors import ConfigurationError, PlanError
 from graphcore.plan.arguments import as_views, check_arguments, check_config, derive_accesses
 from graphcore.plan.embedding import bind, check_embedding
 from graphcore.plan.fills import fill_of
+from graphcore.plan.forms import PlanForms
 from graphcore.plan.records import (
     Allocate,
     Call,
@@ -40,7 +41,7 @@ from graphcore.plan.views import as_view, check_sizes
 from graphcore.plan.ways import PlanWays
 
 
-class GraphPlan(PlanWays):
+class GraphPlan(PlanWays, PlanForms):
     """A plan of a CUDA graph: symbolic buffers, and nodes that say what they read and write.
 
     Every method that adds a node takes ``name`` (unique in its plan or body; generated where not

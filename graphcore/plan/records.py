@@ -107,6 +107,13 @@ class View:
 
         return index_view(self, index)
 
+    def __str__(self) -> str:
+        """``x`` for all of a buffer, else what part of it as which elements."""
+        if self == self.buffer.whole:
+            return self.buffer.name
+        low, high = self.extent
+        return f"{self.buffer.name}, bytes {low}:{high}, {self.dtype}{list(self.shape)}"
+
     def __len__(self) -> int:
         if not self.shape:
             raise TypeError(f"a view of {self.buffer.name} without axes has no length")

@@ -67,8 +67,8 @@ class _Use:
     """What is done with one condition, by names of nodes."""
 
     condition: Condition
-    setters: list[str] = field(default_factory=list)
-    decided: list[str] = field(default_factory=list)
+    setters: list[tuple[Level, str]] = field(default_factory=list)
+    decided: list[tuple[Level, str]] = field(default_factory=list)
 
 
 def condition_problems(owner: PlanContents, family: list[Level]) -> Iterator[PlanProblem]:
@@ -82,7 +82,7 @@ def condition_problems(owner: PlanContents, family: list[Level]) -> Iterator[Pla
                 used.append((node.work.condition, "decided"))
             for condition, role in used:
                 if id(condition) in uses:
-                    getattr(uses[id(condition)], role).append(name)
+                    getattr(uses[id(condition)], role).append((level, name))
                 else:
                     message = f"{name!r}: condition {condition.name!r} belongs to another plan"
                     yield PlanProblem("condition", message, (name,))
@@ -106,25 +106,26 @@ def _endless(node: PlanNode, name: str) -> Iterator[PlanProblem]:
 
 
 def _use_problems(use: _Use) -> Iterator[PlanProblem]:
-    name = use.condition.name
-    if use.decided and not use.setters:
-        yield PlanProblem(
-            "condition",
-            f"{use.decided[0]!r}: nobody sets condition {name!r}; pass it to a kernel as a u64 "
-            "argument",
-            tuple(use.decided),
-        )
-    if use.setters and not use.decided:
-        yield PlanProblem(
-            "condition",
-            f"{use.setters[0]!r}: condition {name!r} decides no conditional node, which the driver "
-            "refuses",
-            (use.setters[0],),
-        )
-    for again in use.decided[1:]:
-        yield PlanProblem(
-            "condition",
-            f"{again!r}: condition {name!r} decides {use.decided[0]!r} already; each conditional "
-            "node needs one of its own",
-            (use.decided[0], again),
-        )
+    for message, names in _uses_told(use):
+        yield PlanProblem("condition", f"{names[-1]!r}: {message}", names)
+
+
+def _uses_told(use: _Use) -> Iterator[tuple[str, tuple[str, ...]]]:
+    title = f"condition {use.condition.name!r}"
+    if not use.decided:
+        for _, setter in use.setters[:1]:
+            yield f"{title} decides no conditional node, which the driver refuses", (setter,)
+        return
+    level, node = use.decided[0]
+    if not use.setters:
+        yield f"nobody sets {title}; pass it to a kernel as a u64 argument", (node,)
+    for _, again in use.decided[1:]:
+        message = f"{title} decides {node!r} already; each conditional node needs one of its own"
+        yield message, (node, again)
+    for place, setter in use.setters:
+        if not place.path.startswith(level.path):
+            yield (
+                f"{title} cannot be set outside {level.plan.name!r}, which holds the node it "
+                "decides",
+                (node, setter),
+            )
