@@ -16,6 +16,7 @@ from graphcore.driver.records import (
     ConditionalParams,
     FunctionInfo,
     KernelParams,
+    LaunchConfig,
     MemcpyParams,
     MemsetParams,
     NodeHandle,

@@ -15,7 +15,6 @@ from graphcore.driver.kernel import Kernel, Parameter
 from graphcore.driver.records import LaunchConfig
 from graphcore.errors import CacheTypeError, ConfigurationError
 from graphcore.plan.arguments import check_arguments, check_config
-from graphcore.plan.embedding import translate
 from graphcore.plan.records import (
     Allocate,
     Condition,
@@ -117,7 +116,8 @@ class _Reader:
         if isinstance(work, Conditional):
             return (), ()
         reads, writes = (
-            tuple(_view(plan, item) for item in _list(entry, field)) for field in ("reads", "writes")
+            tuple(_view(plan, item) for item in _list(entry, field))
+            for field in ("reads", "writes")
         )
         return reads, writes
 

@@ -31,6 +31,9 @@ from graphcore.plan.records import (
 RACE = "race"
 """Kind of the links between nodes that race."""
 
+_Notes = Mapping[str, Sequence[str]]
+"""What is wrong with a node, by its name with its path."""
+
 _KINDS = {
     Launch: "kernel",
     Memcpy: "memcpy",
@@ -74,7 +77,10 @@ def _race_links(level: Level, problems: Sequence[PlanProblem]) -> list[Link]:
 
 
 def _box(
-    level: Level, node: PlanNode, notes: Mapping[str, Sequence[str]], problems: Sequence[PlanProblem]
+    level: Level,
+    node: PlanNode,
+    notes: Mapping[str, Sequence[str]],
+    problems: Sequence[PlanProblem],
 ) -> Box:
     work = node.work
     inner: tuple[tuple[str, Drawing], ...] = ()

@@ -6,7 +6,7 @@ is derived from what nodes read and write, in program order, unless ``after=`` g
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -91,6 +91,24 @@ class GraphPlan(PlanWays, PlanForms):
             )
         base = f"deallocate {buffer.name}"
         return self._add(Deallocate(buffer), base, name=name, after=after, writes=(buffer.whole,))
+
+    @classmethod
+    def from_json(cls, text: str, kernels: Sequence[Kernel] = ()) -> GraphPlan:
+        """The plan that :meth:`to_json` wrote.
+
+        Args:
+            text: What it wrote.
+            kernels: Taken, by name and signature, in place of the saved ones. Without, a kernel is
+                compiled from the saved source, and cannot run on the emulated driver: its Python
+                reference is not saved.
+
+        Raises:
+            ConfigurationError: Another text, a damaged one, one of a version this library does not
+                know, or a kernel of another signature than the saved one.
+        """
+        from graphcore.plan.loading import from_json
+
+        return from_json(text, kernels, cls)
 
     # ---- nodes --------------------------------------------------------------------------------
 
