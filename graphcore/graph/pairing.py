@@ -5,13 +5,22 @@ Where the driver names no node, the first one that is different here is found as
 
 from __future__ import annotations
 
-from graphcore.driver.pairing import Mismatch, Need, Outline, Pairs, pair
+from collections.abc import Callable
+
+from graphcore.driver.pairing import Mismatch, Need, Outline, Pairs, Stop, pair
 from graphcore.graph.snapshot import GraphSnapshot
 
 
-def pair_snapshots(old: GraphSnapshot, new: GraphSnapshot) -> Pairs | Mismatch:
-    """The pairs, or where CUDA stops; ``node`` of a mismatch is the one that CUDA names."""
-    return pair(outline(old), outline(new))
+def pair_snapshots(
+    old: GraphSnapshot,
+    new: GraphSnapshot,
+    check: Callable[[int, int], Stop | None] = lambda _old, _new: None,
+) -> Pairs | Mismatch | Stop:
+    """The pairs, or where CUDA stops; ``node`` of a mismatch is the one that CUDA names.
+
+    ``check`` compares the parameters of a pair of nodes, by index; it may end the walk.
+    """
+    return pair(outline(old), outline(new), check)
 
 
 def outline(graph: GraphSnapshot) -> Outline:

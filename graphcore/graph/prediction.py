@@ -7,7 +7,7 @@ apply (the cluster trap).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,7 +76,7 @@ def first_difference(old: GraphSnapshot, new: GraphSnapshot) -> Difference | Non
     the driver would name no node, ``node`` is the first that is different here, and
     ``named_by_driver`` is False.
     """
-    return next(_differences(old, new, (), _refusal), None)
+    return _first_refusal(old, new, ())
 
 
 def trap_differences(old: GraphSnapshot, new: GraphSnapshot) -> list[Difference]:
@@ -86,31 +86,54 @@ def trap_differences(old: GraphSnapshot, new: GraphSnapshot) -> list[Difference]
     """
     if first_difference(old, new) is not None:
         return []
-    return list(_differences(old, new, (), _trap))
+    return list(_traps(old, new, ()))
 
 
-Check = Callable[[NodeParams, NodeParams, NodeRecord, NodeRecord], Difference | None]
+def _first_refusal(
+    old: GraphSnapshot, new: GraphSnapshot, path: tuple[int, ...]
+) -> Difference | None:
+    def check(old_index: int, new_index: int) -> Difference | None:
+        before, after = old.nodes[old_index], new.nodes[new_index]
+        here = (*path, new_index)
+        found = _refusal(before.params, after.params, before, after)
+        if found is not None:
+            return _at(found, after, here)
+        for graphs, inside in _inner(before, after, here):
+            found = _first_refusal(*graphs, inside)
+            if found is not None:
+                return found
+        return None
+
+    found = pair_snapshots(old, new, check)
+    if isinstance(found, Difference):
+        return found
+    return _mismatch(found, old, new, path) if isinstance(found, Mismatch) else None
 
 
-def _differences(
-    old: GraphSnapshot, new: GraphSnapshot, path: tuple[int, ...], check: Check
-) -> Iterator[Difference]:
+def _traps(old: GraphSnapshot, new: GraphSnapshot, path: tuple[int, ...]) -> Iterator[Difference]:
     pairs = pair_snapshots(old, new)
-    if isinstance(pairs, Mismatch):
-        yield _mismatch(pairs, old, new, path)
-        return
+    assert not isinstance(pairs, Mismatch)
     for old_index, new_index in pairs:
         before, after = old.nodes[old_index], new.nodes[new_index]
         here = (*path, new_index)
-        found = check(before.params, after.params, before, after)
+        found = _trap(before.params, after.params)
         if found is not None:
             yield _at(found, after, here)
-        elif before.child is not None and after.child is not None:
-            yield from _differences(before.child, after.child, here, check)
-        else:
-            bodies = zip(before.bodies, after.bodies, strict=True)
-            for number, (one, other) in enumerate(bodies):
-                yield from _differences(one, other, (*here, number), check)
+        for graphs, inside in _inner(before, after, here):
+            yield from _traps(*graphs, inside)
+
+
+Graphs = tuple[GraphSnapshot, GraphSnapshot]
+
+
+def _inner(
+    before: NodeRecord, after: NodeRecord, path: tuple[int, ...]
+) -> Iterator[tuple[Graphs, tuple[int, ...]]]:
+    """The graphs inside two nodes of one kind, pair by pair, with the path to each."""
+    if before.child is not None and after.child is not None:
+        yield (before.child, after.child), path
+    for number, bodies in enumerate(zip(before.bodies, after.bodies, strict=True)):
+        yield bodies, (*path, number)
 
 
 def _mismatch(
@@ -224,10 +247,7 @@ def _first_changed(
     return None
 
 
-def _trap(
-    before: NodeParams, after: NodeParams, old: NodeRecord, new: NodeRecord
-) -> Difference | None:
-    del old, new
+def _trap(before: NodeParams, after: NodeParams) -> Difference | None:
     if not isinstance(before, KernelParams) or not isinstance(after, KernelParams):
         return None
     if before.config.cluster == after.config.cluster:

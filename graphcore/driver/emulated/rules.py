@@ -124,26 +124,38 @@ def pair_graphs(old: Graph, new: Graph) -> Pairs | UpdateRefusal:
 
     A reversed edge between two equal kernels is no change at all: the nodes pair the other way.
     """
-    found = pair(_outline(old), _outline(new))
     old_nodes, new_nodes = list(old.nodes), list(new.nodes)
+    inner: Pairs = []
+
+    def check(old_index: int, new_index: int) -> UpdateRefusal | None:
+        found = _refused_inside(old_nodes[old_index], new_nodes[new_index])
+        if isinstance(found, UpdateRefusal):
+            return found
+        inner.extend(found)
+        return None
+
+    found = pair(_outline(old), _outline(new), check)
+    if isinstance(found, UpdateRefusal):
+        return found
     if isinstance(found, Mismatch):
         named = [
             None if index is None else new_nodes[index] for index in (found.node, found.from_node)
         ]
         return UpdateRefusal(found.result, *named)
+    return [(old_nodes[one], new_nodes[other]) for one, other in found] + inner
+
+
+def _refused_inside(old: Node, new: Node) -> Pairs | UpdateRefusal:
+    """Why ``new`` cannot take the place of ``old``, or the pairs of the graphs inside them."""
+    result = _changed(old.payload, new.payload)
+    if result is not None:
+        return UpdateRefusal(result, new)
     pairs: Pairs = []
-    for old_index, new_index in found:
-        old_node, new_node = old_nodes[old_index], new_nodes[new_index]
-        result = _changed(old_node.payload, new_node.payload)
-        if result is not None:
-            return UpdateRefusal(result, new_node)
-        pairs.append((old_node, new_node))
-        inner = zip(old_node.payload.inner_graphs, new_node.payload.inner_graphs, strict=True)
-        for old_inner, new_inner in inner:
-            inner_pairs = pair_graphs(old_inner, new_inner)
-            if isinstance(inner_pairs, UpdateRefusal):
-                return inner_pairs
-            pairs += inner_pairs
+    for graphs in zip(old.payload.inner_graphs, new.payload.inner_graphs, strict=True):
+        found = pair_graphs(*graphs)
+        if isinstance(found, UpdateRefusal):
+            return found
+        pairs += found
     return pairs
 
 
