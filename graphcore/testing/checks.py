@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from graphcore.driver import Driver, stream_handle
+from graphcore.driver.codes import find_code
 from graphcore.driver.records import CaptureState
 from graphcore.errors import CaptureError, CudaError
 
@@ -53,6 +54,9 @@ def capture_errors(
 ) -> Iterator[None]:
     """Expects a CUDA error by its name, and that ``stream`` has left its capture and works.
 
+    The error may be graphcore's, or one of torch or CuPy whose text says which CUDA error it was.
+    What is no CUDA error passes unchanged.
+
     Args:
         code: For example "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"; the prefix may be left out.
         driver: With ``stream``: the driver it belongs to.
@@ -61,12 +65,15 @@ def capture_errors(
     Raises:
         AssertionError: No error, another one, or a stream that is still capturing.
     """
-    wanted = code if code.startswith("CUDA_ERROR_") else f"CUDA_ERROR_{code}"
+    wanted = full_code(code)
     try:
         yield
-    except (CudaError, CaptureError) as error:
-        if error.code != wanted:
-            raise AssertionError(f"expected {wanted}, got {error.code}: {error}") from error
+    except Exception as error:
+        found = _code_of(error)
+        if found is None and not isinstance(error, CaptureError):
+            raise
+        if found != wanted:
+            raise AssertionError(f"expected {wanted}, got {found}: {error}") from error
     else:
         raise AssertionError(f"expected {wanted}, got no error")
     if driver is None or stream is None:
@@ -76,3 +83,18 @@ def capture_errors(
     if state is not CaptureState.NONE:
         raise AssertionError(f"expected a stream that left its capture, got one {state.value}")
     driver.synchronize_stream(handle)
+
+
+def full_code(code: str) -> str:
+    """The name of a CUDA error, its prefix added where it was left out."""
+    return code if code.startswith("CUDA_ERROR_") else f"CUDA_ERROR_{code}"
+
+
+def _code_of(error: Exception) -> str | None:
+    """The CUDA error that an exception is, or speaks of."""
+    if isinstance(error, (CudaError, CaptureError)):
+        return error.code
+    library = type(error).__module__.partition(".")[0]
+    if not isinstance(error, RuntimeError) and library not in ("torch", "cupy", "cupy_backends"):
+        return None
+    return find_code(str(error))

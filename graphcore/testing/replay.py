@@ -42,8 +42,10 @@ def assert_replay_equals_eager(
             asks for equal values. Whole numbers and flags are always compared for equality.
 
     Raises:
-        AssertionError: A replay differs, or an output has no elements; names round and output.
-        ConfigurationError: A number with which the check could not fail; nothing was run.
+        AssertionError: A replay differs, an output has no elements, or the step changes its inputs;
+            names round and output.
+        ConfigurationError: A number with which the check could not fail (nothing was run), or
+            fresh inputs of another count, shape or dtype.
     """
     import torch
 
@@ -56,9 +58,12 @@ def assert_replay_equals_eager(
         _check_outputs(outputs, inputs)
         for number in range(rounds):
             given = fresh(number) if fresh else [_drawn(tensor, number) for tensor in originals]
+            _check_given(given, inputs, f"round {number}")
+            kept = [tensor.clone() for tensor in given]
             with torch.no_grad():
                 valid = [_rows(tensor, valid_rows) for tensor in given]
                 expected = [tensor.clone() for tensor in _as_tensors(step(*valid))]
+                _check_unchanged(given, kept, f"round {number}")
                 for static, new in zip(inputs, given, strict=True):
                     static.copy_(new)
                     if valid_rows is not None and static.dim() and not _is_exact(static):
@@ -87,6 +92,30 @@ def _check_numbers(
     rows = min((tensor.shape[0] for tensor in inputs if tensor.dim()), default=0)
     if valid_rows is not None and not 1 <= valid_rows <= rows:
         raise ConfigurationError(f"valid_rows: expected 1 to {rows} rows, got {valid_rows}")
+
+
+def _check_given(given: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], where: str) -> None:
+    """Refuses fresh inputs that a copy would broadcast, convert or leave out."""
+    wanted = [(tuple(tensor.shape), tensor.dtype) for tensor in inputs]
+    got = [(tuple(tensor.shape), tensor.dtype) for tensor in given]
+    if wanted != got:
+        raise ConfigurationError(f"fresh: {where}: expected inputs of {wanted}, got {got}")
+
+
+def _check_unchanged(
+    given: Sequence[torch.Tensor], kept: Sequence[torch.Tensor], where: str
+) -> None:
+    import torch
+
+    for index, (now, before) in enumerate(zip(given, kept, strict=True)):
+        same = torch.equal(now, before) or (
+            not _is_exact(now) and torch.allclose(now, before, rtol=0, atol=0, equal_nan=True)
+        )
+        if not same:
+            raise AssertionError(
+                f"{where}: expected a step that leaves its inputs as they are, got one that "
+                f"changes input {index}: give it a copy"
+            )
 
 
 def _rows(tensor: torch.Tensor, count: int | None) -> torch.Tensor:

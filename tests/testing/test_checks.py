@@ -84,3 +84,24 @@ def _synchronize_within(
 def test_a_capture_error_counts_by_its_code() -> None:
     with capture_errors("STREAM_CAPTURE_UNSUPPORTED"):
         raise CaptureError("no", code="CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED")
+
+
+def _speaks_of_cuda() -> None:
+    raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
+
+
+def test_an_error_of_torch_counts_by_the_code_it_speaks_of() -> None:
+    with capture_errors("STREAM_CAPTURE_UNSUPPORTED"):
+        _speaks_of_cuda()
+    with (
+        pytest.raises(AssertionError, match="expected CUDA_ERROR_OUT_OF_MEMORY, got CUDA_ERROR_ST"),
+        capture_errors("OUT_OF_MEMORY"),
+    ):
+        _speaks_of_cuda()
+
+
+@pytest.mark.parametrize("error", [RuntimeError("shapes differ"), KeyError("mine")], ids=repr)
+def test_what_is_no_cuda_error_passes_unchanged(error: Exception) -> None:
+    with pytest.raises(type(error)) as caught, capture_errors("STREAM_CAPTURE_UNSUPPORTED"):
+        raise error
+    assert caught.value is error

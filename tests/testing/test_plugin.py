@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
+from helpers.repository import ROOT
 
 from graphcore.testing import outcome_differences
 from graphcore.testing.outcomes import split_driver
@@ -77,6 +81,100 @@ def test_a_summary_counts_and_says_why_tests_were_skipped(
     assert (summary["passed"], summary["failed"], summary["skipped"]) == (3, 1, 4)
     assert summary["skip_reasons"] == {reason: 4}
     assert (summary["commit"], summary["device"]) == ("abc123", "none")
+
+
+USERS_SUITE = """
+import pytest
+import torch
+
+import graphcore
+from graphcore.testing import (
+    assert_no_growth, assert_replay_equals_eager, capture_errors, inject, run_isolated,
+)
+
+@pytest.fixture
+def x(graphcore_driver):
+    return torch.ones(4, device="cpu" if graphcore_driver.is_emulated else "cuda")
+
+def test_a_step(x):
+    assert_replay_equals_eager(lambda x: x * 2, [x])
+
+def test_a_step_that_reads_the_host(graphcore_driver, x):
+    with capture_errors("STREAM_CAPTURE_UNSUPPORTED"):
+        graphcore.capture_function(lambda: x.sum().item(), driver=graphcore_driver)
+
+def test_a_step_whose_graph_does_nothing(x):
+    cached = []
+    def step(x):
+        cached.append(x * 2)
+        return cached[0]
+    assert_replay_equals_eager(step, [x])
+
+def test_out_of_memory():
+    driver = graphcore.open_driver("emulated")
+    with inject(driver, "alloc", code="OUT_OF_MEMORY"), capture_errors("OUT_OF_MEMORY"):
+        driver.alloc(4)
+
+def test_growth():
+    driver = graphcore.open_driver("emulated")
+    assert_no_growth(lambda: driver.free(driver.alloc(4)), driver=driver)
+
+def test_a_crash():
+    assert run_isolated("import os; os.abort()").killed_by == "SIGABRT"
+
+@pytest.mark.gpu
+def test_for_a_device():
+    pass
+"""
+
+
+def test_installing_graphcore_is_enough_for_a_users_suite(tmp_path: Path) -> None:
+    suite, site = tmp_path / "suite", tmp_path / "site"
+    suite.mkdir()
+    (suite / "test_users.py").write_text(USERS_SUITE, encoding="utf-8")
+    _install_into(site)
+    path = os.pathsep.join([str(site), *(each for each in sys.path if each)])
+    report = tmp_path / "report.xml"
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "--strict-markers", f"--junitxml={report}"],
+        cwd=suite,
+        env={**os.environ, "PYTHONPATH": path, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert report.exists(), done.stdout + done.stderr
+    outcomes = {
+        case.get("name"): next((part.tag for part in case if part.tag != "properties"), "passed")
+        for case in ElementTree.parse(report).iter("testcase")
+    }
+    device = "skipped" if why_no_gpu() else "passed"
+    wrong = "skipped" if why_no_gpu() else "failure"
+    assert outcomes == {
+        "test_a_step[emulated]": "passed",
+        "test_a_step[cuda]": device,
+        "test_a_step_that_reads_the_host[emulated]": "passed",
+        "test_a_step_that_reads_the_host[cuda]": device,
+        "test_a_step_whose_graph_does_nothing[emulated]": "failure",
+        "test_a_step_whose_graph_does_nothing[cuda]": wrong,
+        "test_out_of_memory": "passed",
+        "test_growth": "passed",
+        "test_a_crash": "passed",
+        "test_for_a_device": device,
+    }, done.stdout
+
+
+def _install_into(site: Path) -> None:
+    """What an installation leaves for pytest to find: the distribution's name and entry points."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    info = site / f"graphcore_cuda-{project['version']}.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n",
+        encoding="utf-8",
+    )
+    lines = [f"{name} = {module}" for name, module in project["entry-points"]["pytest11"].items()]
+    (info / "entry_points.txt").write_text("\n".join(["[pytest11]", *lines]), encoding="utf-8")
 
 
 @pytest.mark.parametrize(

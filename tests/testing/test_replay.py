@@ -194,3 +194,30 @@ def test_outputs_without_elements_prove_nothing_and_fail(graphcore_driver: Drive
     x, _ = inputs(graphcore_driver)
     with pytest.raises(AssertionError, match="output 0: expected elements to compare, got none"):
         assert_replay_equals_eager(lambda t: t[:0] * 2, [x])
+
+
+def test_a_step_that_changes_its_inputs_fails(graphcore_driver: Driver) -> None:
+    x = torch.ones(4, device=device_of(graphcore_driver))
+    with pytest.raises(AssertionError, match=r"round 0: .* changes input 0"):
+        assert_replay_equals_eager(lambda t: t.add_(1) * 2, [x])
+
+
+def test_inputs_that_hold_nan_are_inputs(graphcore_driver: Driver) -> None:
+    device = device_of(graphcore_driver)
+    x = torch.ones(4, device=device)
+    holes = torch.tensor([1.0, float("nan"), 2.0, 3.0], device=device)
+    assert_replay_equals_eager(torch.nan_to_num, [x], fresh=lambda _: [holes])
+
+
+@pytest.mark.parametrize(
+    "wrong", [[torch.ones(1)], [torch.ones(4).double()], [], [torch.ones(4)] * 2], ids=str
+)
+def test_fresh_inputs_that_a_copy_would_bend_are_refused(
+    graphcore_driver: Driver, wrong: list[torch.Tensor]
+) -> None:
+    device = device_of(graphcore_driver)
+    given = [tensor.to(device) for tensor in wrong]
+    with pytest.raises(ConfigurationError, match="fresh: round 0: expected inputs of"):
+        assert_replay_equals_eager(
+            lambda t: t * 2, [torch.ones(4, device=device)], fresh=lambda _: given
+        )

@@ -295,6 +295,7 @@ class EmulatedDriver(GraphCalls):
         Raises:
             CudaError: As :meth:`launch`.
         """
+        self.faults.raise_due("launch", "cuLaunchKernelEx")
         try:
             device = self._stream(stream).device
             function = self._machine.functions.wrap(operation, device)

@@ -16,27 +16,32 @@ from graphcore.errors import ConfigurationError
 _NEVER_CALLS = frozenset({"raise_launch"})
 
 
-@dataclass(slots=True)
-class _Fault:
+@dataclass(eq=False, slots=True)
+class Fault:
+    """One fault: ``good_calls`` go well first, then ``count`` fail with ``code``."""
+
+    call: str
     code: str
     good_calls: int
     count: int
+    fired: int = 0
 
 
 class Faults:
     """The faults waiting in one emulated driver. Not locked."""
 
     def __init__(self) -> None:
-        self._waiting: dict[str, list[_Fault]] = {}
+        self._waiting: dict[str, list[Fault]] = {}
 
     def inject(
         self, call: str, count: int = 1, after: int = 0, code: str = "CUDA_ERROR_UNKNOWN"
-    ) -> None:
+    ) -> Fault:
         """Makes ``call`` fail.
 
         Args:
             call: A method of :class:`graphcore.driver.Driver`, for example ``"alloc"``. A bound
-                launch counts as ``"launch_graph"``.
+                launch counts as ``"launch_graph"``, an operation of torch in a capture as
+                ``"launch"``.
             count: How many calls fail, one after the other.
             after: How many calls go well first.
             code: Name of the CUDA error.
@@ -52,7 +57,15 @@ class Faults:
             raise ConfigurationError(
                 f"faults.inject: expected count >= 1 and after >= 0, got {count} and {after}"
             )
-        self._waiting.setdefault(call, []).append(_Fault(code, after, count))
+        fault = Fault(call, code, after, count)
+        self._waiting.setdefault(call, []).append(fault)
+        return fault
+
+    def cancel(self, fault: Fault) -> None:
+        """Forgets what is left of ``fault``."""
+        queue = self._waiting.get(fault.call, [])
+        if fault in queue:
+            queue.remove(fault)
 
     def clear(self) -> None:
         """Forgets every fault that has not fired."""
@@ -66,7 +79,7 @@ class Faults:
         if fault.good_calls:
             fault.good_calls -= 1
             return
-        fault.count -= 1
-        if not fault.count:
+        fault.fired += 1
+        if fault.fired == fault.count:
             queue.pop(0)
         raise cuda_error(fault.code, call, hint="injected by faults.inject")
