@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from graphcore_kernels import strided_copy
 from helpers.contract import Bench
 
 from graphcore import Buffer, Graph, GraphPlan, PlanBuffer
 from graphcore.driver import Driver, Stream
-from graphcore_kernels import strided_copy
 
 GRAPH_WAYS = ("build", "capture")
 WAYS = (*GRAPH_WAYS, "run")

@@ -281,7 +281,7 @@ def _memory(site: Site) -> Case:
     site.plan.deallocate(tmp)
 
     def look(nodes: list[NodeRecord]) -> None:
-        alloc, fill, copy, free = (node.params for node in nodes)
+        alloc, _, copy, free = (node.params for node in nodes)
         assert isinstance(alloc, AllocParams)
         assert alloc.size >= 32
         assert alloc.address
