@@ -94,6 +94,58 @@ _CODES: dict[str, tuple[int, str, str | None]] = {
     "CUDA_ERROR_UNKNOWN": (999, "an internal error of the driver", None),
 }
 
+_WAIT = (
+    "a capture runs nothing, so there is nothing to wait for or to ask about: do it before or "
+    "after the capture; where a library does, warm the step up on the capture stream"
+)
+_MEMORY = (
+    "allocate and free before the capture; where a library does, warm the step up on the capture "
+    "stream; mode='relaxed' allows it"
+)
+_COPY = (
+    "a copy between host and device waits for the device: do it before or after the capture, or "
+    "copy on the capture stream with Driver.copy"
+)
+_NO_STATE = (
+    "an event that was last recorded inside a capture has neither a state nor a time: record it "
+    "again outside, or record it with external=True, which every replay does anew"
+)
+# (name, call) -> what to do, where the call says more than the code
+_HINTS: dict[tuple[str, str], str] = {
+    **{
+        ("CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", call): hint
+        for hint, calls in (
+            (_WAIT, "cuStreamSynchronize cuStreamQuery cuEventSynchronize cuEventQuery"),
+            (_WAIT, "cuCtxSynchronize"),
+            (_MEMORY, "cuMemAlloc cuMemFree cuMemHostAlloc cuMemFreeHost"),
+            (_COPY, "cuMemcpyDtoH cuMemcpyHtoD"),
+            (
+                "launch it with GraphExec.launch, which makes it a child node (Graph.adopt takes "
+                "another library's graph), or before or after the capture",
+                "cuGraphLaunch",
+            ),
+            (
+                "instantiate before or after the capture, or capture with mode='relaxed'",
+                "cuGraphInstantiateWithParams",
+            ),
+            (
+                "destroy it after the capture, as graphcore's own do; where the garbage collector "
+                "did, collect before the capture",
+                "cuGraphExecDestroy",
+            ),
+        )
+        for call in calls.split()
+    },
+    ("CUDA_ERROR_INVALID_VALUE", "cuStreamWaitEvent"): (
+        "an event that was last recorded in another capture, which is over, cannot be waited for: "
+        "record it again, inside this capture where one is under way"
+    ),
+    ("CUDA_ERROR_INVALID_VALUE", "cuEventQuery"): _NO_STATE,
+    ("CUDA_ERROR_INVALID_VALUE", "cuEventSynchronize"): _NO_STATE,
+    ("CUDA_ERROR_INVALID_VALUE", "cuEventElapsedTime"): _NO_STATE,
+    ("CUDA_ERROR_CAPTURED_EVENT", "cuEventElapsedTime"): _NO_STATE,
+}
+
 # after these the context answers every later call with an error
 _STICKY = frozenset(
     {
@@ -131,7 +183,7 @@ def cuda_error(
         number=known_number if number is None else number,
         description=sentence if description is None else description,
         node=node,
-        hint=hint or known_hint,
+        hint=hint or _HINTS.get((code, call), known_hint),
         is_sticky=code in _STICKY,
     )
 

@@ -29,7 +29,7 @@ from graphcore.executable.capture_options import (
     refuse_second,
     stream_for_pool,
 )
-from graphcore.executable.explain import explain_end, explain_failure
+from graphcore.executable.explain import explain_end, explain_failure, note_for
 from graphcore.executable.graph import Graph
 from graphcore.executable.graph_exec import forget_bindings
 from graphcore.executable.handles import NotCopied
@@ -295,7 +295,7 @@ class Capture(NotCopied):
             )
             if explained is not None:
                 raise explained from error
-            error.add_note(f"raised inside {name}: there is no graph; the stream is usable")
+            error.add_note(note_for(error, name))
             return
         if failure is not None:
             raise explain_end(failure, name, troubles=troubles, loose=loose) from failure

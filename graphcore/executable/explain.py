@@ -47,6 +47,17 @@ _SENTENCES = (
 )
 
 
+def note_for(error: BaseException, name: str) -> str:
+    """The note that an exception gets which passes through a capture unchanged."""
+    note = f"raised inside {name}: there is no graph; the stream is usable"
+    if type(error).__name__ == "OutOfMemoryError":  # torch's
+        note += (
+            "; inside a capture torch cannot give back the blocks it keeps: free them before it "
+            "(torch.cuda.empty_cache()), or share one pool between captures, the largest first"
+        )
+    return note
+
+
 def explain_failure(
     error: BaseException,
     name: str,

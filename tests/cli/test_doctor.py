@@ -20,7 +20,7 @@ def found() -> dict[str, doctor.Finding]:
 
 @pytest.mark.skipif(why_no_gpu() is None, reason="needs a machine without a CUDA device")
 @pytest.mark.parametrize(("options", "status"), [([], 0), (["--driver", "cuda"], 1)], ids=str)
-def test_without_a_device_the_emulated_driver_is_enough_unless_cuda_is_asked_for(
+def test_without_a_device_the_driver_is_missing_and_the_remedy_named(
     capsys: pytest.CaptureFixture[str], options: list[str], status: int
 ) -> None:
     assert main(["doctor", *options]) == status

@@ -12,53 +12,13 @@ from typing import Any
 import pytest
 import torch
 from helpers.contract import in_thread
-from helpers.kernels import ONE_BLOCK, add_one
-from helpers.tensors import filled, poisoned, replayed
+from helpers.scene import Scene, free_memory
 
 import graphcore
 from graphcore import CaptureError, CudaError
 from graphcore.driver import LEGACY_STREAM, Driver, Stream, active
 from graphcore.driver.emulated import EmulatedDriver
-from graphcore.driver.records import CaptureState
-from graphcore.executable import Capture
 from graphcore.resources.buffer import Buffer
-
-
-class Scene:
-    """A driver, a stream to capture on and a tensor; says that nothing is left afterwards."""
-
-    def __init__(self, driver: Driver) -> None:
-        self.driver = driver
-        self.stream = driver.stream(blocking=True)
-        self.x = filled(driver, 1.0)
-        self.function = driver.function(add_one)
-        self.other = driver.stream()
-
-    def launch(self, stream: Stream) -> None:
-        arguments = add_one.pack(self.x.data_ptr(), 4)
-        self.driver.launch(self.function, ONE_BLOCK, arguments, stream.handle)
-
-    def capture(self) -> Capture:
-        return graphcore.capture(self.stream, driver=self.driver)
-
-    def capture_with(self, *actions: Callable[[Scene], object]) -> None:
-        """Captures some work, then ``actions``."""
-        with self.capture():
-            self.x.add_(1)
-            for action in actions:
-                action(self)
-
-    def is_usable(self) -> bool:
-        """Whether the stream works, and captures again with the right result."""
-        self.driver.synchronize()
-        assert self.driver.capture_status(self.stream.handle).state is CaptureState.NONE
-        assert active.current() is None
-        assert gc.isenabled()
-        y = poisoned(self.driver)
-        with self.capture() as capture:
-            y.copy_(self.x * 2 + 1)
-        self.x.fill_(3.0)
-        return replayed(capture.graph, y) == [7.0] * 4
 
 
 @pytest.fixture
@@ -153,11 +113,11 @@ def test_every_capture_error_explains_itself_and_leaves_the_stream_usable(
 ) -> None:
     case = CASES[name]
     scene.driver_event = scene.other.record()  # type: ignore[attr-defined]
-    free = _free_memory(scene.driver)
+    free = free_memory(scene.driver)
     with pytest.raises(CaptureError) as caught:
         scene.capture_with(case.act)
     error = caught.value
-    assert _free_memory(scene.driver) >= free, "the failed capture keeps memory"
+    assert free_memory(scene.driver) >= free, "the failed capture keeps memory"
     assert error.code == f"CUDA_ERROR_{case.code}"
     words = str(error)
     assert error.code in words
@@ -227,22 +187,14 @@ def test_a_step_that_fails_half_way_keeps_no_memory_and_no_nodes(scene: Scene) -
 
     resources = [Resource()]
     watch = weakref.ref(resources[0])
-    free = _free_memory(scene.driver)
+    free = free_memory(scene.driver)
     with pytest.raises(ZeroDivisionError):
         scene.capture_with(lambda _: active.keep(resources.pop()), lambda _: 1 // 0)
     gc.collect()
     assert watch() is None
     assert scene.x.tolist() == [1.0] * 4
-    assert _free_memory(scene.driver) >= free
+    assert free_memory(scene.driver) >= free
     assert scene.is_usable()
-
-
-def _free_memory(driver: Driver) -> int:
-    """Free bytes; on a device those torch does not hold (other processes use the device too)."""
-    if driver.is_emulated:
-        return driver.memory_info()[0]
-    torch.cuda.empty_cache()
-    return -torch.cuda.memory_reserved()
 
 
 def test_a_cuda_error_of_another_kind_becomes_a_capture_error_with_its_code(scene: Scene) -> None:
