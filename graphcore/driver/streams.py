@@ -9,13 +9,19 @@ from __future__ import annotations
 import warnings
 import weakref
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from graphcore.driver.records import EventHandle, StreamHandle
 from graphcore.errors import CacheTypeError, GraphcoreError, GraphcoreWarning, LifecycleError
 
 if TYPE_CHECKING:
     from graphcore.driver.api import Driver
+
+
+class UsesStream(Protocol):
+    """What holds a call that is bound to a stream."""
+
+    def stream_closed(self) -> None: ...
 
 
 class Stream:
@@ -36,6 +42,7 @@ class Stream:
         if not owned:
             self._closer.detach()
         self._closed = False
+        self._users: weakref.WeakSet[UsesStream] | None = None
 
     def __cuda_stream__(self) -> tuple[int, int]:
         """The stream protocol: (version 0, handle)."""
@@ -71,7 +78,16 @@ class Stream:
         """Destroys an owned stream after its work; a second call does nothing."""
         if not self._closed:
             self._closed = True
+            users, self._users = self._users, None
+            for user in users or ():
+                user.stream_closed()
             self._closer()
+
+    def when_closed(self, user: UsesStream) -> None:
+        """Tells ``user``, which is held weakly, when the stream is closed."""
+        if self._users is None:
+            self._users = weakref.WeakSet()
+        self._users.add(user)
 
     def _live(self) -> StreamHandle:
         if self._closed:

@@ -4,6 +4,8 @@ from graphcore.executable.capture_session import Capture
 from graphcore.executable.capturing import capture, capture_function
 from graphcore.executable.graph import Graph
 from graphcore.executable.graph_exec import GraphExec
+from graphcore.executable.output_guard import OutputGuard
+from graphcore.executable.static_inputs import StaticInputs
 from graphcore.executable.update import UpdateOutcome, UpdateStatus
 from graphcore.resources.staleness import StaleResource
 
@@ -11,7 +13,9 @@ __all__ = [
     "Capture",
     "Graph",
     "GraphExec",
+    "OutputGuard",
     "StaleResource",
+    "StaticInputs",
     "UpdateOutcome",
     "UpdateStatus",
     "capture",

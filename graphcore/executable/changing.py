@@ -234,7 +234,7 @@ class ChangeableExec(NotCopied):
             return graph
         handle = self._current.clone_with({})
         made = Graph(self.driver, handle, owners=self._owners, annotations=graph.annotations)
-        made.outputs = graph.outputs
+        made.inherit(graph)
         version = Version.of(made)
         self._current.rebased(version)
         self._graph, self._version = made, version

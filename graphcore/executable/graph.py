@@ -14,6 +14,8 @@ from graphcore.driver import Driver, active
 from graphcore.driver.records import GraphHandle, NodeHandle, NodeKind
 from graphcore.errors import CacheTypeError, ConfigurationError, CudaError, LifecycleError
 from graphcore.executable.handles import ExecResource, GraphResource, NotCopied
+from graphcore.executable.runs import Runs
+from graphcore.executable.validity import Validity, own_memory
 from graphcore.graph.attributes import LaunchAttributes
 from graphcore.graph.reading import Annotation, read
 from graphcore.graph.snapshot import GraphSnapshot
@@ -21,7 +23,9 @@ from graphcore.interop import choose_driver, cuda_core
 from graphcore.interop import torch as torch_interop
 from graphcore.interop.drivers import same_driver
 from graphcore.resources.driver_argument import checked_driver
+from graphcore.resources.footprint import Footprint
 from graphcore.resources.lifetime import OwnerSet
+from graphcore.resources.watching import Watch, watch_all
 
 if TYPE_CHECKING:
     from graphcore.executable.graph_exec import GraphExec
@@ -58,9 +62,13 @@ class Graph(NotCopied):
         self.plan_nodes: dict[str, tuple[NodeHandle, ...]] = {}
         """Of a plan's graph: its nodes by the names they have in the plan (a captured call may be
         several); else empty."""
+        self.runs = Runs()
+        """The runs of its executables, for guards of its outputs; clones share them."""
         self._resource: GraphResource | None = GraphResource(driver, handle, owned=owned)
         self._owners = (owners or OwnerSet()).recorded(driver)
         self._attributes: LaunchAttributes | None = None
+        self._watches: tuple[Watch, ...] = ()
+        self._footprint: Footprint | None = None
 
     @classmethod
     def adopt(cls, obj: Any, driver: Driver | None = None) -> Graph:
@@ -136,13 +144,36 @@ class Graph(NotCopied):
 
     def private_memory(self) -> list[tuple[int, int]]:
         """(address, bytes) of memory that is this graph's alone: its torch pool's, temporaries."""
-        pools = (owner.object for owner in self._owners)
-        return self.driver.private_memory(self.handle) + [
-            segment
-            for pool in pools
-            if isinstance(pool, torch_interop.MemoryPool)
-            for segment in pool.segments()
-        ]
+        return own_memory(self.resource, self._owners)
+
+    def watch(self, names: Mapping[str, Any] | None = None) -> None:
+        """Notes which memory the graph works on, so that a later check sees what became of it.
+
+        A full guard does this when it is made, else the first ``GraphExec.check``; call it right
+        after a capture where memory may be freed before. Reads every node (some us each) and asks
+        the driver once about each allocation. Executables made before do not learn of it.
+
+        Args:
+            names: Name -> tensor, buffer or (address, bytes): what messages call the memory.
+                Tensors are watched, not kept alive: a guarded executable hears when one goes.
+
+        Raises:
+            LifecycleError: Closed.
+            CacheTypeError: A named object is no tensor, no buffer and no (address, bytes).
+            ConfigurationError: ``names`` is no mapping.
+        """
+        watches = self._watches if names is None else watch_all(names, self.driver)
+        footprint = Validity(self.resource, watches).look(self.snapshot(), self._owners)
+        self._watches, self._footprint = watches, footprint
+
+    def validity(self) -> Validity:
+        """What an executable of this graph depends on, by what is known of it now."""
+        return Validity(self.resource, self._watches, self._footprint)
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether the memory was noted, by :meth:`watch` or a full guard."""
+        return self._footprint is not None
 
     def memory_report(self) -> MemoryReport:
         """What the graph takes or would take, in bytes: pool, allocations, nodes, owners."""
@@ -169,16 +200,23 @@ class Graph(NotCopied):
         """An owned copy with the same owners, labels and outputs."""
         handle = self.driver.clone_graph(self.handle)
         copy = Graph(self.driver, handle, owners=self._owners, annotations=self.annotations)
-        copy.outputs = self.outputs
+        copy.inherit(self)
+        copy._footprint = self._footprint
         return copy
+
+    def inherit(self, original: Graph) -> None:
+        """Takes over what a copy shares with its original: outputs, runs, watched memory."""
+        self.outputs, self.runs = original.outputs, original.runs
+        self._watches = original._watches
 
     def instantiate(self, guard: Guard | None = None, auto_free: bool = False) -> GraphExec:
         """An executable of the graph as it is now.
 
         Args:
             guard: What ``launch`` tests. None: only that the executable is open. "owners": also
-                the stale flag that owners set (``GraphExec.mark_stale``), at no cost. "full":
-                every owner, by :meth:`GraphExec.check`, before each launch.
+                a flag that owners set, at no cost: a buffer that was closed, memory watched by
+                :meth:`watch` that went, ``GraphExec.mark_stale``. "full": everything, by
+                :meth:`GraphExec.check`, before each launch.
             auto_free: Lets a launch free what the launch before it left allocated.
 
         Raises:
@@ -193,6 +231,8 @@ class Graph(NotCopied):
             raise ConfigurationError(
                 f"guard: expected one of {get_args(Guard)} or None, got {guard!r}"
             )
+        if guard == "full" and not self.is_watched:
+            self.watch()
         return GraphExec(self, self.make_executable(auto_free), guard=guard, auto_free=auto_free)
 
     def make_executable(self, auto_free: bool) -> ExecResource:

@@ -20,29 +20,29 @@ from typing import TYPE_CHECKING, Any
 from graphcore.driver import Driver, Stream, active, as_stream, stream_handle
 from graphcore.driver.records import (
     CaptureState,
-    ChildParams,
     NodeKind,
     StreamHandle,
     UpdateResult,
 )
 from graphcore.errors import (
     CacheTypeError,
-    CaptureError,
     ConfigurationError,
     LifecycleError,
-    StaleGraphError,
     UpdateRefused,
 )
 from graphcore.executable.capture_options import LEGACY, refuse_legacy_launch
 from graphcore.executable.changing import CLOSED, ChangeableExec
 from graphcore.executable.current import CurrentParameters
+from graphcore.executable.embedding import embed
 from graphcore.executable.fence import Fence
 from graphcore.executable.handles import ExecResource, GraphResource
+from graphcore.executable.runs import Runs, bind_counted, runs_of
 from graphcore.executable.update import UpdateOutcome, UpdateStatus, Version, try_in_place
+from graphcore.executable.validity import Validity, stale_error
 from graphcore.interop import current_stream, current_stream_holder
 from graphcore.interop.drivers import same_driver
 from graphcore.resources.lifetime import OwnerSet
-from graphcore.resources.staleness import StaleResource, find_stale
+from graphcore.resources.staleness import StaleResource
 
 if TYPE_CHECKING:
     from graphcore.executable.graph import Graph, Guard
@@ -73,6 +73,8 @@ class GraphExec(ChangeableExec):
         "_last_stream",
         "_marked",
         "_raise_launch",
+        "_runs",
+        "_validity",
     )
 
     def __init__(
@@ -98,6 +100,8 @@ class GraphExec(ChangeableExec):
         self._last_handle: StreamHandle | None = None
         self._is_fenced = False
         self._call: Callable[[], Any] = _not_bound
+        self._runs = runs_of(graph.runs, graph.owners)
+        self._validity = self._listening(graph)
         with _live_lock:
             _live.add(self)
 
@@ -152,7 +156,8 @@ class GraphExec(ChangeableExec):
             refuse_legacy_launch(self.driver)
         if handle != self._bound_handle:
             self._unbind()
-            self._call = self.driver.bind_launch(self._resource.handle, handle)
+            call = self.driver.bind_launch(self._resource.handle, handle)
+            self._call = bind_counted(call, self._runs, handle)
             self._bound_handle = handle
         if stream is not None:
             self._last_stream = stream
@@ -163,25 +168,20 @@ class GraphExec(ChangeableExec):
         # where there is a flag, every launch looks
         is_fast = stream is not None and self._refusal is None
         self._bound_stream = stream if is_fast else _UNBOUND
+        if is_fast and isinstance(stream, Stream):
+            stream.when_closed(self)
 
     def _captures(self, stream: StreamHandle) -> bool:
         return self.driver.capture_status(stream).state is not CaptureState.NONE
 
     def _embed(self, stream: StreamHandle) -> None:
-        """Adds the graph to the capture of ``stream`` as a child node."""
-        driver = self.driver
-        status = driver.capture_status(stream)
-        if status.graph is None:
-            raise CaptureError(
-                "launch: expected a capture that is under way, got one that an error invalidated",
-                code="CUDA_ERROR_STREAM_CAPTURE_INVALIDATED",
-            )
         # not the source: updates in place brought other parameters
-        child = ChildParams(self._current_graph().handle)
-        node = driver.add_node(status.graph, status.frontier, child)
-        driver.set_capture_frontier(stream, [node])
-        for owner in self._owners:
-            active.keep(owner.object, owner.label)
+        graph = self._current_graph().handle
+        embed(self.driver, graph, stream, self._owners, self._runs)
+
+    def stream_closed(self) -> None:
+        """The stream of the newest launch was closed: the next one looks, and says so."""
+        self._unbind()
 
     def _handle_of(self, stream: Any) -> StreamHandle:
         if stream is None:
@@ -202,27 +202,40 @@ class GraphExec(ChangeableExec):
         self._bound_stream, self._bound_handle, self._call = _UNBOUND, None, _not_bound
 
     def _look_closer(self) -> None:
-        """Raises what the flag means; returns where a full guard finds nothing."""
+        """Raises what the flag means; returns where a guard finds nothing."""
         self._refuse_closed("launch")
-        found = self.check()
+        found = self._found(everything=self._guard == "full")
+        if not found and self._guard == "owners":
+            self._refusal = None  # what rang meant nothing: a view holds the memory still
         if found:
-            raise StaleGraphError(
-                "launch: the graph is stale, nothing was launched: "
-                + "; ".join(map(str, found))
-                + ". Capture again, or update the executable with a graph of the new buffers."
-            )
+            raise stale_error(found)
 
     # ---- validity ------------------------------------------------------------------------------
 
     def check(self) -> list[StaleResource]:
         """What the graph depends on and is no longer what it was; empty where it is valid.
 
-        Compares every tensor the graph keeps (address, bytes, element type, allocation), and
-        reports what :meth:`mark_stale` said.
+        Compares every tensor the graph keeps or watches (address, bytes, element type, allocation)
+        and all other memory its nodes point into, as it was at the first look (a full guard,
+        :meth:`Graph.watch`, else the first call of this); reports what :meth:`mark_stale` said.
         """
         self._refuse_closed("check")
-        found = find_stale(self._owners, self.driver)
+        return self._found(everything=True)
+
+    def _found(self, *, everything: bool) -> list[StaleResource]:
+        found = self._validity.find(self._owners, self._current, everything=everything)
         return found if self._marked is None else [self._marked, *found]
+
+    def _listening(self, graph: Graph) -> Validity:
+        """What ``graph`` depends on; where there is a guard, its owners can ring."""
+        validity = graph.validity()
+        if self._guard is not None:
+            validity.listen(partial(_look_again, weakref.ref(self)), graph.owners)
+        return validity
+
+    def _set_owners(self, owners: OwnerSet) -> None:
+        super()._set_owners(owners)
+        self._validity.hear(owners)
 
     def mark_stale(self, reason: str, label: str = "") -> None:
         """Says that a buffer the graph uses has changed; owners of buffers call this.
@@ -274,6 +287,8 @@ class GraphExec(ChangeableExec):
                 f"of {graph.driver.name}:{graph.driver.device}; where both read alike, two "
                 "open_driver() calls made two drivers: pass the same driver= everywhere"
             )
+        if self._guard == "full" and not graph.is_watched:
+            graph.watch()
         version = Version.of(graph, read_again=graph.resource is self._version.resource)
         old = replace(self._version, now=self._current.snapshot)
         refusal = try_in_place(self.driver, self._resource.handle, old, version)
@@ -309,10 +324,20 @@ class GraphExec(ChangeableExec):
         self._version = version
         self._owners = graph.owners
         self._moved(version)
+        # it may write what it wrote before: guards of those outputs see its runs still
+        self._runs = tuple(dict.fromkeys((*self._runs, *runs_of(graph.runs, graph.owners))))
+        self._unbind()
+        self._validity.close()
+        self._validity = self._listening(graph)
         self._marked = None
         self._refusal = _CHECK_FIRST if self._guard == "full" else None
 
     # ---- the rest ------------------------------------------------------------------------------
+
+    @property
+    def runs(self) -> Runs:
+        """The runs of its graph, for guards of its outputs; LifecycleError after :meth:`close`."""
+        return self._version_graph("runs").runs
 
     @property
     def marked(self) -> StaleResource | None:
@@ -353,6 +378,7 @@ class GraphExec(ChangeableExec):
         self._unbind()
         self._current.close()
         self._resource.close()
+        self._validity.close()
         self._owners = OwnerSet()
         self._graph = None
 
@@ -387,6 +413,14 @@ def forget_bindings(driver: Driver) -> None:
     for executable in executables:
         if same_driver(executable.driver, driver):
             executable._unbind()
+
+
+def _look_again(executable: weakref.ref[GraphExec]) -> None:
+    """Lets an executable look at its owners before its next launch; called from anywhere."""
+    found = executable()
+    if found is not None and found._refusal is None:
+        found._refusal = _CHECK_FIRST
+        found._bound_stream = _UNBOUND
 
 
 def _not_bound() -> None:

@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Sequence
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, SupportsIndex
 
 from graphcore.driver import active
 from graphcore.errors import (
@@ -55,6 +55,12 @@ def _free(driver: Driver, address: int) -> None:
         warnings.warn(f"while freeing a buffer: {error}", GraphcoreWarning, stacklevel=2)
 
 
+class Rings(Protocol):
+    """What a buffer tells that it was closed."""
+
+    def ring(self) -> None: ...
+
+
 class Buffer:
     """Device memory with a layout. Made by :meth:`allocate` or :meth:`view`. Not locked.
 
@@ -63,11 +69,12 @@ class Buffer:
     on export: the order of work is the caller's, as with any stream.
     """
 
-    __slots__ = ("__weakref__", "_ref", "_shared", "driver")
+    __slots__ = ("__weakref__", "_alarms", "_ref", "_shared", "driver")
 
     def __init__(self, ref: TensorRef, driver: Driver | None = None) -> None:
         self._ref: TensorRef | None = ref
         self._shared: object = None  # memory that array interfaces have given away
+        self._alarms: weakref.WeakSet[Rings] | None = None
         self.driver = driver
 
     @classmethod
@@ -167,8 +174,20 @@ class Buffer:
         return self._ref is None
 
     def close(self) -> None:
-        """Lets go of the memory; a second call does nothing. Exports and graphs still keep it."""
+        """Lets go of the memory; a second call does nothing. Exports and graphs still keep it.
+
+        Executables with a guard whose graph uses the buffer refuse their next launch.
+        """
         self._ref = None
+        alarms, self._alarms = self._alarms, None
+        for alarm in alarms or ():
+            alarm.ring()
+
+    def when_closed(self, alarm: Rings) -> None:
+        """Rings ``alarm``, which is held weakly, when the buffer is closed."""
+        if self._alarms is None:
+            self._alarms = weakref.WeakSet()
+        self._alarms.add(alarm)
 
     # ---- contents ------------------------------------------------------------------------------
 

@@ -125,17 +125,26 @@ def _record(owner: Owner, driver: Driver) -> Record | None:
         ref = describe(owner.object, name=owner.label or "owner")
     except GraphcoreError:
         return None  # of a kind without plain memory: kept alive, not watched
-    return Record(replace(ref, owner=None), buffer_id(driver, ref), _memory(owner.object, ref))
+    return Record(replace(ref, owner=None), buffer_id(driver, ref), memory_of(owner.object, ref))
 
 
-def _memory(obj: Any, ref: TensorRef) -> object:
-    """The object whose life is the memory's: torch's storage, a buffer's allocation, else ``obj``.
+def memory_of(obj: Any, ref: TensorRef) -> object:
+    """The object whose life is the memory's: torch's storage, CuPy's chunk, a buffer's allocation.
 
     A tensor whose ``data`` is replaced lets go of its old storage.
     """
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(obj, torch.Tensor):
         return obj.untyped_storage()
+    library = type(obj).__module__.partition(".")[0]
+    if library == "cupy":
+        return getattr(getattr(obj, "data", None), "mem", obj)
+    if library == "numpy":
+        while obj.base is not None:  # a view goes, what it looks at stays
+            obj = obj.base
+            if not hasattr(obj, "base"):
+                break
+        return obj
     return ref.owner
 
 

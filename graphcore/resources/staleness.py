@@ -1,13 +1,14 @@
 """What happened to a graph's owners since it was made: moved, resized, retyped, closed, freed.
 
-First form: compares each recorded tensor with what it is now. An owner is kept alive, so freed
-memory shows only where something else gave it back (a closed buffer, a raw pointer's owner).
+Each recorded tensor is compared with what it is now. An owner is kept alive, so freed memory shows
+only where something else gave it back (a closed buffer, a raw pointer's owner); the memory that
+nobody gave us is in footprint.py, what is watched without being kept alive in watching.py.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from graphcore.errors import GraphcoreError
 from graphcore.resources.lifetime import Owner, OwnerSet, Record, buffer_id
@@ -22,21 +23,30 @@ class StaleResource:
     """One thing a graph depends on that is no longer what it was.
 
     Args:
-        label: The owner's label; empty where it has none.
-        field: What differs: "address", "nbytes", "dtype", "allocation", "memory", or "marked".
+        label: What it is called: its owner's label, a name that was given, else where it lies;
+            empty for an owner without a label.
+        field: What differs: "address", "nbytes", "dtype", "allocation", "memory", "held object",
+            or "marked".
         expected: As it was when the graph was made.
         actual: As it is now.
+        operand: Where the graph uses it, "argument 2 of node 5 (kernel add)", where that is known.
+        is_certain: False for a word of an undeclared structure, which may be a number that looks
+            like an address.
     """
 
     label: str
     field: str
     expected: str
     actual: str
+    operand: str = ""
+    is_certain: bool = True
 
     def __str__(self) -> str:
+        where = f" ({self.operand})" if self.operand else ""
+        doubt = "" if self.is_certain else "; a raw word, which may be a number or padding"
         return (
-            f"{self.label or 'a resource'}: {self.field}: expected {self.expected}, "
-            f"got {self.actual}"
+            f"{self.label or 'a resource'}{where}: {self.field}: expected {self.expected}, "
+            f"got {self.actual}{doubt}"
         )
 
 
@@ -45,16 +55,21 @@ def find_stale(owners: OwnerSet, driver: Driver) -> list[StaleResource]:
 
     Costs about 2 us an owner, and on a device one pointer query (about 1.5 us) more.
     """
-    found = (_compare(owner, owner.record, driver) for owner in owners if owner.record is not None)
+    found = (_look_at(owner, owner.record, driver) for owner in owners if owner.record is not None)
     return [stale for stale in found if stale is not None]
 
 
-def _compare(owner: Owner, record: Record, driver: Driver) -> StaleResource | None:
+def _look_at(owner: Owner, record: Record, driver: Driver) -> StaleResource | None:
+    return compare(owner.object, record, owner.label, driver)
+
+
+def compare(obj: Any, record: Record, label: str, driver: Driver) -> StaleResource | None:
+    """The first thing in which a tensor is not what its record says; None where nothing is."""
     was = record.tensor
     try:
-        now = describe(owner.object, name=owner.label)
+        now = describe(obj, name=label)
     except GraphcoreError as error:
-        return StaleResource(owner.label, "memory", f"{was.nbytes} bytes", str(error))
+        return StaleResource(label, "memory", f"{was.nbytes} bytes", str(error))
     pairs = (
         ("address", f"{was.address:#x}", f"{now.address:#x}"),
         ("dtype", was.dtype, now.dtype),
@@ -62,8 +77,8 @@ def _compare(owner: Owner, record: Record, driver: Driver) -> StaleResource | No
     )
     for field, expected, actual in pairs:
         if getattr(was, field) != getattr(now, field):
-            return StaleResource(owner.label, field, expected, actual)
+            return StaleResource(label, field, expected, actual)
     identity = buffer_id(driver, now)
     if identity != record.buffer_id:
-        return StaleResource(owner.label, "allocation", f"id {record.buffer_id}", f"id {identity}")
+        return StaleResource(label, "allocation", f"id {record.buffer_id}", f"id {identity}")
     return None

@@ -1,0 +1,76 @@
+"""Runs: how often the executables of a graph have run; counted only where an output is guarded.
+
+All executables of a graph and of its clones write the same outputs, so they share one counter, and
+so does a graph in which one of them was embedded. A launch of unguarded executables is not touched:
+the counter wraps the bound call, and only once somebody asks for it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from graphcore.driver.records import StreamHandle
+from graphcore.resources.lifetime import OwnerSet
+
+_stamps = itertools.count(1)
+
+
+class Runs:
+    """The runs of one graph.
+
+    ``count`` and ``stamp`` mean something while ``is_counting``: how many runs there were since
+    then, and when the newest one was, in a time of its own that all graphs share. ``stream`` is
+    where it went.
+    """
+
+    __slots__ = ("__weakref__", "count", "has_run", "is_counting", "stamp", "stream")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.stamp = 0
+        self.has_run = False
+        self.is_counting = False
+        self.stream: StreamHandle | None = None
+
+    def start_counting(self) -> None:
+        """From the next binding on, launches count; what ran before is run 0."""
+        if not self.is_counting:
+            self.is_counting = True
+            self.stamp = next(_stamps)
+
+    def note(self, stream: StreamHandle) -> None:
+        """One run more, on ``stream``."""
+        self.count += 1
+        self.stamp = next(_stamps)
+        self.stream = stream
+
+
+def runs_of(own: Runs, owners: OwnerSet) -> tuple[Runs, ...]:
+    """What a launch of a graph counts for: its own runs, and those of graphs embedded in it."""
+    embedded = (owner.object for owner in owners if isinstance(owner.object, Runs))
+    return tuple(dict.fromkeys((own, *embedded)))
+
+
+def bind_counted(
+    call: Callable[[], Any], runs: Iterable[Runs], stream: StreamHandle
+) -> Callable[[], Any]:
+    """``call``, which launches on ``stream``, as it is, or counting where somebody asked for it."""
+    counting = []
+    for each in runs:
+        each.has_run = True
+        each.stream = stream
+        if each.is_counting:
+            counting.append(each)
+    if not counting:
+        return call
+
+    def counted() -> Any:
+        result = call()
+        if not (result and result[0]):  # as the launch itself tells success
+            for each in counting:
+                each.note(stream)
+        return result
+
+    return counted
