@@ -13,7 +13,7 @@ graph keeps.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from graphcore.driver.api import Driver
@@ -108,7 +108,7 @@ def record(
         met.add(touch.address)
         if spared.find_named(touch.address) is not None:
             continue
-        piece = None if touch.node in changed else earlier.find(touch.address)
+        piece = None if touch.node in changed else earlier.find(touch)
         if piece is None:
             place = named.find_named(touch.address)
             name = "" if place is None else " or ".join(match for match, _ in place.matches)
@@ -127,9 +127,11 @@ class _Earlier:
         self._pieces = footprint
         self._book = AddressBook({str(i): _range(piece) for i, piece in enumerate(footprint)})
 
-    def find(self, address: int) -> Piece | None:
-        place = self._book.find_named(address) if self._pieces else None
-        return None if place is None else self._pieces[int(place.matches[0][0])]
+    def find(self, touch: Touch) -> Piece | None:
+        place = self._book.find_named(touch.address) if self._pieces else None
+        if place is None:
+            return None
+        return replace(self._pieces[int(place.matches[0][0])], touch=touch)
 
 
 def find_changed(

@@ -376,5 +376,5 @@ def test_a_buffer_given_to_a_node_rings_when_it_is_closed(bench: Bench) -> None:
     executable.set_params(0, [buffer, 4])
     replay(executable, bench.stream)
     buffer.close()
-    with pytest.raises(StaleGraphError, match="memory: .*closed"):
+    with pytest.raises(StaleGraphError, match=r"memory: .*closed"):
         executable.launch(bench.stream)
