@@ -49,7 +49,7 @@ def test_captures_into_a_pool_take_its_stream(graphcore_driver: Driver) -> None:
     assert four.stream is own
 
 
-@pytest.mark.parametrize("pool", ["pool", object(), 3], ids=repr)
+@pytest.mark.parametrize("pool", ["pool", object(), 3], ids=["text", "object", "number"])
 def test_what_is_no_pool_is_refused(graphcore_driver: Driver, pool: Any) -> None:
     with pytest.raises(CacheTypeError, match=r"pool: expected a graphcore\.interop"):
         graphcore.capture(driver=graphcore_driver, pool=pool)
