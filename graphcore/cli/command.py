@@ -54,6 +54,21 @@ def _run(options: argparse.Namespace) -> int:
         from graphcore.cli.doctor import doctor
 
         return doctor(options.driver)
+    if options.command == "inspect":
+        from graphcore.cli.inspect import InspectOptions, inspect
+
+        return inspect(
+            InspectOptions(
+                subject=options.subject,
+                output=options.output,
+                diff=options.diff,
+                text=options.text,
+                full=options.full,
+                open=options.open,
+                driver=options.driver,
+                warmup=options.warmup,
+            )
+        )
     from graphcore.cli.demo import DemoOptions, demo
 
     return demo(
@@ -85,14 +100,33 @@ def _parser() -> argparse.ArgumentParser:
         help="of weights and cache; float32 tokens equal eager ones exactly",
     )  # fmt: skip
     demo.add_argument("--html", type=Path, help="write the captured graph as one HTML page")
+    inspect = commands.add_parser(
+        "inspect",
+        help="a graph, plan or comparison as one HTML page",
+        description="Draws FILE (a snapshot or plan as JSON) or what module:function returns (a "
+        "graph, snapshot, plan or comparison) or launches (captured after a warm-up).",
+    )
+    _add_inspect_arguments(inspect)
     doctor = commands.add_parser("doctor", help="driver, devices, versions, and what is missing")
     doctor.add_argument(
         "--driver", choices=("cuda", "emulated"), help="which must work; default: any"
     )
     commands.add_parser("bench", help="measure against floors and peers", add_help=False)
-    for command in (demo, doctor):
+    for command in (demo, doctor, inspect):
         command.add_argument("--debug", action="store_true", help="show tracebacks")
     return parser
+
+
+def _add_inspect_arguments(inspect: argparse.ArgumentParser) -> None:
+    add = inspect.add_argument
+    add("subject", metavar="FILE|module:function", help="what to look at")
+    add("-o", "--output", type=Path, metavar="PAGE", help="default: named after the subject")
+    add("--diff", metavar="OTHER", help="compare with another one; exit status 1: different")
+    add("--text", action="store_true", help="print a table; no page without -o")
+    add("--full", action="store_true", help="show every node, not folded past 200")
+    add("--open", action="store_true", help="open the page in a browser")
+    add("--driver", choices=("cuda", "emulated"), help="where to capture; default: what there is")
+    add("--warmup", type=_positive, default=3, metavar="N", help="runs before the capture")
 
 
 def _positive(text: str) -> int:

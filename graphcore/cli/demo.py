@@ -6,8 +6,6 @@ tells what the graph is. Exit status 1 means that the tokens differ.
 
 from __future__ import annotations
 
-import os
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from graphcore.cli.model import LanguageModel, find_model, load_model
+from graphcore.cli.pages import check_page, say, write_page
 from graphcore.cli.report import Facts, page, table
 from graphcore.driver import Driver, open_driver
-from graphcore.errors import CapacityError, ConfigurationError
+from graphcore.errors import CapacityError
 
 _HOST_SAMPLES = 32
 BANNER = (
@@ -61,17 +60,17 @@ def demo(options: DemoOptions) -> int:
         ConfigurationError: The model's file, or a page that cannot be written.
         CapacityError: More tokens than the model has positions.
     """
-    _check_page(options.html)
+    check_page(options.html, "--html")
     driver = open_driver(options.driver)
     path = find_model(options.model)
     if driver.is_emulated:
-        _say(f"*** {BANNER}")
-    _say(f"loading {path.name} ...")
+        say(f"*** {BANNER}")
+    say(f"loading {path.name} ...")
     device = "cpu" if driver.is_emulated else f"cuda:{driver.device}"
     language = load_model(path, device=device, dtype=options.dtype)
     ids = language.encode(options.prompt)
     _check_room(language.model, ids.shape[1], options.max_new_tokens)
-    _say(f"eager: {options.max_new_tokens} tokens through transformers' generate ...")
+    say(f"eager: {options.max_new_tokens} tokens through transformers' generate ...")
     eager = decode_eagerly(language.model, ids, options.max_new_tokens, driver)
     return _replay_and_report(options, driver, language, ids, eager)
 
@@ -99,7 +98,7 @@ def _replay_and_report(
     room = ids.shape[1] + options.max_new_tokens
     free_before, _ = driver.memory_info()
     with CUDAGraphAR(language.model, max_seq_len=room, driver=driver) as runner:
-        _say("capturing one decode step ...")
+        say("capturing one decode step ...")
         start = time.perf_counter()
         runner.capture(ids)
         capture_seconds = time.perf_counter() - start
@@ -121,11 +120,12 @@ def _replay_and_report(
             cache_bytes=sum(t.numel() * t.element_size() for t in _cache_tensors(runner)),
             device_bytes=free_before - free_after,
         )
-        _say(table(facts, runner))
+        say(table(facts, runner))
         if options.html is not None:
-            _write_page(options.html, page(facts, runner))
+            write_page(options.html, page(facts, runner), "--html")
+            say(f"the graph as a picture: {options.html}")
     if not equal:
-        _say(f"first difference: {_first_difference(eager.ids, replayed.ids)}")
+        say(f"first difference: {_first_difference(eager.ids, replayed.ids)}")
     return 0 if equal else 1
 
 
@@ -173,30 +173,8 @@ def _check_room(model: Any, prompt: int, new: int) -> None:
         )
 
 
-def _check_page(path: Path | None) -> None:
-    """Refuses a page that could not be written, before anything is loaded for it."""
-    if path is None:
-        return
-    if path.is_dir() or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
-        raise ConfigurationError(f"--html: expected a file in a writable folder, got {path}")
-
-
-def _write_page(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigurationError(
-            f"--html: expected a file that can be written, got {path} ({error.strerror})"
-        ) from error
-    _say(f"the graph as a picture: {path}")
-
-
 def _first_difference(eager: list[int], replayed: list[int]) -> str:
     for index, (a, b) in enumerate(zip(eager, replayed, strict=False)):
         if a != b:
             return f"token {index}: eager {a}, replayed {b}"
     return f"eager made {len(eager)} tokens, replay {len(replayed)}"
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

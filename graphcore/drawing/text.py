@@ -17,6 +17,7 @@ from graphcore.drawing.model import (
 )
 
 _GAP = "  "
+_PLAIN = {ord("·"): ",", ord("…"): "~", ord("→"): ">"}
 # before what is known about a changed box, on the lines below it
 _BELOW = "       "
 # the least a name is cut to, however narrow the terminal
@@ -115,3 +116,13 @@ def _aligned(
 def printable(text: str) -> str:
     """``text`` on one line, without what a terminal would obey."""
     return "".join(character if character.isprintable() else "?" for character in text)
+
+
+def in_encoding(text: str, encoding: str) -> str:
+    """``text`` as a terminal of this encoding can show it: plain signs where it has no others."""
+    try:
+        text.encode(encoding)
+    except (UnicodeEncodeError, LookupError):
+        plain = text.translate(_PLAIN)
+        return plain.encode("ascii", errors="replace").decode("ascii")
+    return text

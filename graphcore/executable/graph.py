@@ -28,6 +28,7 @@ from graphcore.resources.lifetime import OwnerSet
 from graphcore.resources.watching import Watch, watch_all
 
 if TYPE_CHECKING:
+    from graphcore.drawing import Drawing
     from graphcore.executable.graph_exec import GraphExec
     from graphcore.executable.memory_report import MemoryReport
     from graphcore.resources.fingerprint import Fingerprint
@@ -181,8 +182,40 @@ class Graph(NotCopied):
 
         return memory_report(self)
 
+    def drawing(self, names: Mapping[str, Any] | None = None) -> Drawing:
+        """The graph as a neutral drawing, its pointers told by the buffers they point into.
+
+        Args:
+            names: Name -> tensor, buffer or (address, bytes). None: the tensors that the graph
+                keeps alive, by their labels. Other memory is told by allocation.
+
+        Raises:
+            LifecycleError: Closed.
+            ConfigurationError, CacheTypeError: As of :func:`graphcore.fingerprint`.
+        """
+        from graphcore.executable.graph_page import graph_drawing
+
+        return graph_drawing(self, names)
+
+    def to_html_page(
+        self, title: str = "Graph", names: Mapping[str, Any] | None = None, *, full: bool = False
+    ) -> str:
+        """One self-contained page: summary, memory, dependencies, picture and tables.
+
+        Args:
+            title: The heading.
+            names: As of :meth:`drawing`.
+            full: Draw every node, however many there are.
+
+        Raises:
+            As :meth:`drawing`; ConfigurationError where ``title`` is no text.
+        """
+        from graphcore.executable.graph_page import graph_page
+
+        return graph_page(self, title, names, full)
+
     def _repr_html_(self) -> str:
-        return self.snapshot()._repr_html_()
+        return self.drawing().to_html()
 
     def __repr__(self) -> str:
         if self._resource is None:

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from graphcore.drawing import Box, Change, Drawing, Link, Notice
 from graphcore.graph.diff import FieldChange, GraphDiff, NodeChange
-from graphcore.graph.nodes import dim_text
+from graphcore.graph.nodes import NodeRecord, dim_text
 from graphcore.graph.picture import box_of, inner_heading, link_kind
 from graphcore.graph.snapshot import EdgeData, GraphSnapshot
 
@@ -34,6 +34,11 @@ def _verdict(found: GraphDiff) -> Iterator[Notice]:
     if found.update_possible:
         said = "carries every change" if found else "nothing to change"
         yield Notice(f"update in place: possible, {said}", "good")
+
+
+def _no_notes(node: NodeRecord) -> Sequence[str]:
+    del node
+    return ()
 
 
 class _Union:
@@ -70,9 +75,10 @@ class _Union:
             if new is None:
                 assert old is not None
                 node = self._old.nodes[old]
-                yield replace(box_of(node, ()), change="removed", number=str(old))
+                yield replace(box_of(node, _no_notes), change="removed", number=str(old))
                 continue
-            box = box_of(self._new.nodes[new], tuple(self._notes.get(new, ())))
+            box = box_of(self._new.nodes[new], _no_notes)
+            box = replace(box, notes=tuple(self._notes.get(new, ())))
             if old is None:
                 yield replace(box, change="added", number=str(new))
                 continue

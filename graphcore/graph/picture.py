@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from graphcore.drawing import Box, Drawing, Link
 from graphcore.driver.records import (
@@ -23,9 +23,13 @@ from graphcore.graph.snapshot import EdgeData, GraphSnapshot
 _PROGRAMMATIC = 1
 
 
-def draw(snapshot: GraphSnapshot, notes: Mapping[int, Sequence[str]]) -> Drawing:
-    """The drawing of a snapshot; ``notes`` are further lines by node index."""
-    boxes = tuple(box_of(node, tuple(notes.get(node.index, ()))) for node in snapshot.nodes)
+NotesOf = Callable[[NodeRecord], Sequence[str]]
+"""What is known about a node beyond itself, as lines; of nodes of inner graphs too."""
+
+
+def draw(snapshot: GraphSnapshot, notes: NotesOf) -> Drawing:
+    """The drawing of a snapshot, with the graphs inside its nodes."""
+    boxes = tuple(box_of(node, notes) for node in snapshot.nodes)
     links = tuple(
         Link(source, target, link_kind(data))
         for (source, target), data in snapshot.edges_with_data()
@@ -43,11 +47,11 @@ def inner_heading(node: NodeRecord, number: int) -> str:
     return "child graph" if node.child is not None else f"body {number}"
 
 
-def box_of(node: NodeRecord, notes: tuple[str, ...]) -> Box:
-    """The box of one node, with what is known about it beyond itself."""
+def box_of(node: NodeRecord, notes: NotesOf) -> Box:
+    """The box of one node."""
     kind = node.kind.value.replace("_", " ")
     inner = tuple(
-        (inner_heading(node, number), draw(graph, {})) for number, graph in enumerate(node.inner)
+        (inner_heading(node, number), draw(graph, notes)) for number, graph in enumerate(node.inner)
     )
     return Box(
         label=node.short_name,
@@ -56,7 +60,7 @@ def box_of(node: NodeRecord, notes: tuple[str, ...]) -> Box:
         group=node.label,
         title=node.name,
         lines=_lines(node),
-        notes=notes,
+        notes=tuple(notes(node)),
         inner=inner,
     )
 

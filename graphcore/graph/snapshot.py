@@ -7,7 +7,7 @@ It owns no handle and needs no driver: it can be kept, compared and drawn after 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,9 @@ EdgeData = tuple[int, int, int]
 """(from_port, to_port, type) of an edge."""
 
 PLAIN: EdgeData = (0, 0, 0)
+
+Notes = Mapping[int, Sequence[str]] | Callable[[NodeRecord], Sequence[str]]
+"""Lines about nodes, by index or by a function of the node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,19 +70,21 @@ class GraphSnapshot:
         """The node with this handle, in inner graphs too, or None."""
         return next((node for node in self.walk() if node.handle == handle), None)
 
-    def drawing(self, notes: Mapping[int, Sequence[str]] | None = None) -> Drawing:
+    def drawing(self, notes: Notes | None = None) -> Drawing:
         """The graph as a neutral drawing.
 
         Args:
-            notes: What is known about a node beyond itself, by node index (attributions, say);
-                shown in its table row.
+            notes: Lines about a node beyond what it says itself (attributions, say), shown in its
+                table row: by node index, or a function, which is asked of inner graphs' nodes too.
 
         Raises:
             ConfigurationError: ``notes`` is something else.
         """
         from graphcore.graph.picture import draw
 
-        return draw(self, {} if notes is None else checked_notes(notes))
+        if callable(notes):
+            return draw(self, notes)
+        return draw(self, _notes_of(self, {} if notes is None else checked_notes(notes)))
 
     def to_text(self, *, width: int = 100, full: bool = False) -> str:
         """A table for a terminal, folded past 200 nodes unless ``full``."""
@@ -143,6 +148,14 @@ def _described(value: object) -> str:
     if isinstance(value, type):
         return f"the type {value.__name__}"
     return f"{value!r}" if isinstance(value, (str, int, type(None))) else type(value).__name__
+
+
+def _notes_of(
+    graph: GraphSnapshot, lines: Mapping[int, Sequence[str]]
+) -> Callable[[NodeRecord], Sequence[str]]:
+    """Lines by index as a function; nodes of inner graphs, whose indices collide, have none."""
+    mine = {id(node) for node in graph.nodes}
+    return lambda node: lines.get(node.index, ()) if id(node) in mine else ()
 
 
 def checked_notes(notes: Any) -> Mapping[int, Sequence[str]]:

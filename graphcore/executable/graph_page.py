@@ -1,0 +1,123 @@
+"""What there is to see of a graph: its drawing with pointers told by name, and a page of facts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from graphcore.drawing.model import kind_counts
+from graphcore.executable.memory_report import in_words, memory_report
+from graphcore.graph.snapshot import GraphSnapshot
+from graphcore.resources.attribution import Attribution, attribute
+
+if TYPE_CHECKING:
+    from graphcore.drawing import Drawing, Section
+    from graphcore.executable.graph import Graph
+    from graphcore.resources.fingerprint import Fingerprint
+
+# buffers listed on a page; the rest is counted
+_MOST_BUFFERS = 40
+
+
+def graph_drawing(graph: Graph, names: Mapping[str, Any] | None) -> Drawing:
+    """The drawing of ``graph``, its pointers attributed; see :meth:`Graph.drawing`."""
+    snapshot = graph.snapshot()
+    return _noted(snapshot, _attributions(graph, snapshot, names))
+
+
+def graph_page(graph: Graph, title: str, names: Mapping[str, Any] | None, full: bool) -> str:
+    """One self-contained page; see :meth:`Graph.to_html_page`."""
+    snapshot = graph.snapshot()
+    found = _attributions(graph, snapshot, names)
+    drawing = _noted(snapshot, found)
+    return drawing.to_html_page(title, graph_sections(graph, snapshot, found, names), full=full)
+
+
+def graph_sections(
+    graph: Graph,
+    snapshot: GraphSnapshot,
+    found: list[Attribution],
+    names: Mapping[str, Any] | None,
+) -> list[Section]:
+    """The cards of a graph's page: what it is, what it takes, what it depends on."""
+    return [
+        ("Graph", summary(snapshot)),
+        ("Memory", _memory(graph)),
+        ("Depends on", _dependencies(graph.fingerprint(names), found)),
+    ]
+
+
+def snapshot_sections(snapshot: GraphSnapshot, fingerprint: Fingerprint) -> list[Section]:
+    """The cards of a page of a graph that is only a description."""
+    return [("Graph", summary(snapshot)), ("Depends on", _dependencies(fingerprint, []))]
+
+
+def summary(snapshot: GraphSnapshot) -> dict[str, str]:
+    """Counts and where the graph lives, by name."""
+    inner = sum(1 for _ in snapshot.walk()) - len(snapshot.nodes)
+    kinds = {kind.replace("_", " "): count for kind, count in snapshot.summary().items()}
+    functions = {node.name for node in snapshot.walk() if node.function is not None}
+    return {
+        "nodes": str(len(snapshot.nodes)) + (f" and {inner} inside them" if inner else ""),
+        "of them": kind_counts(kinds) or "none",
+        "edges": str(len(snapshot.edges)),
+        "different kernels": str(len(functions)),
+        "driver": f"{snapshot.driver or 'unknown'}, device {snapshot.device}",
+    }
+
+
+def _memory(graph: Graph) -> dict[str, str]:
+    report = memory_report(graph)
+    shared = " (shared)" if report.shares_pool else ""
+    return {
+        "pool": in_words(report.pool_bytes) + shared,
+        "allocation nodes": in_words(report.allocation_bytes),
+        "an executable": in_words(report.node_bytes),
+        "kept alive of others": in_words(report.owner_bytes),
+    }
+
+
+def _dependencies(fingerprint: Fingerprint, found: list[Attribution]) -> dict[str, str]:
+    facts = {"fingerprint": fingerprint.digest, "fields in it": str(len(fingerprint.fields))}
+    buffers: dict[str, int] = {}
+    for one in found:
+        for name in _buffers(one):
+            buffers[name] = buffers.get(name, 0) + 1
+    for name, uses in list(buffers.items())[:_MOST_BUFFERS]:
+        facts[name] = f"{uses} pointer{'' if uses == 1 else 's'}"
+    more = len(buffers) - _MOST_BUFFERS
+    return facts | ({"and": f"{more} more buffers"} if more > 0 else {})
+
+
+def _buffers(found: Attribution) -> Iterator[str]:
+    if found.place.matches:
+        yield from (name for name, _ in found.place.matches)
+    elif found.place.allocation is not None:
+        yield f"allocation {found.place.allocation.base:#x}"
+
+
+def _attributions(
+    graph: Graph, snapshot: GraphSnapshot, names: Mapping[str, Any] | None
+) -> list[Attribution]:
+    return attribute(snapshot, _owned(graph) if names is None else names, graph.driver)
+
+
+def _owned(graph: Graph) -> dict[str, Any]:
+    """The tensors that the graph keeps alive, by label; labels that are met twice are numbered."""
+    names: dict[str, Any] = {}
+    for owner in graph.owners:
+        if owner.record is None or not owner.label:
+            continue
+        name, number = owner.label, 1
+        while name in names:
+            number += 1
+            name = f"{owner.label} ({number})"
+        names[name] = owner.record.tensor
+    return names
+
+
+def _noted(snapshot: GraphSnapshot, found: list[Attribution]) -> Drawing:
+    lines: dict[int, list[str]] = {}
+    for one in found:
+        lines.setdefault(id(one.node), []).append(str(one))
+    return snapshot.drawing(lambda node: lines.get(id(node), ()))
