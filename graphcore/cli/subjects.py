@@ -26,9 +26,9 @@ from graphcore.executable.graph_page import graph_drawing, graph_page, snapshot_
 from graphcore.graph import GraphDiff, GraphSnapshot
 from graphcore.graph.serial import FORMAT as SNAPSHOT
 from graphcore.plan.plan import GraphPlan
+from graphcore.plan.serial import FORMAT as PLAN
 from graphcore.resources.fingerprint import fingerprint
 
-PLAN = "graphcore-plan"
 _EXPECTED = "a Graph, GraphSnapshot, GraphPlan or GraphDiff"
 
 
@@ -113,7 +113,7 @@ def _read(path: Path) -> GraphSnapshot | GraphPlan:
     except (ValueError, RecursionError) as error:
         raise ConfigurationError(f"{path}: expected JSON, got {error}") from error
     found = data.get("format") if isinstance(data, dict) else None
-    if found not in _READERS:
+    if not isinstance(found, str) or found not in _READERS:
         known = " or ".join(map(repr, _READERS))
         raise ConfigurationError(f"{path}: expected JSON with format {known}, got {found!r}")
     try:
@@ -204,6 +204,7 @@ def _one_line(error: BaseException) -> str:
 
 
 _SEEN = (Graph, GraphSnapshot, GraphPlan, GraphDiff)
-_READERS: dict[object, Callable[[str], GraphSnapshot | GraphPlan]] = {
+_READERS: dict[str, Callable[[str], GraphSnapshot | GraphPlan]] = {
     SNAPSHOT: GraphSnapshot.from_json,
+    PLAN: GraphPlan.from_json,
 }

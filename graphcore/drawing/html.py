@@ -141,6 +141,9 @@ def _tools(drawing: Drawing) -> str:
         f"<li>{dot(kind)}{clean(kind_counts({kind: count}))}</li>"
         for kind, count in drawing.counts().items()
     )
+    races = len(drawing.links) - len(drawing.edges)
+    if races:
+        kinds += f'<li><b class="gc-sign gc-race">!</b>{races} race{"" if races == 1 else "s"}</li>'
     return (
         f'<div class="gc-tools"><ul class="gc-legend">{changes}{kinds}</ul>'
         '<div class="gc-search" role="search">'

@@ -19,6 +19,9 @@ FOLD_LIMIT = 200
 Section = tuple[str, Mapping[str, object] | str]
 """(heading, what is under it): pairs of name and value, or preformatted text."""
 
+RACE = "race"
+"""Kind of a link between two boxes that must not run at once and may; marked ``!``."""
+
 Change = Literal["", "added", "removed", "changed"]
 SIGNS: dict[Change, str] = {"added": "+", "removed": "-", "changed": "~"}
 """How a change is written wherever it is coloured: nothing is told by colour alone."""
@@ -101,6 +104,11 @@ class Drawing:
     def counts(self) -> dict[str, int]:
         """How many boxes there are of each kind, most frequent first."""
         return count_kinds(self.boxes)
+
+    @property
+    def edges(self) -> tuple[Link, ...]:
+        """The links that are an order; not the races."""
+        return tuple(link for link in self.links if link.kind != RACE)
 
     def number(self, index: int) -> str:
         """What box ``index`` is called in tables, by where it is now."""

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import pairwise
+from typing import Literal
 
 from graphcore.drawing import theme
 from graphcore.drawing.folding import Folding, fold, unfolded
 from graphcore.drawing.layout import GAP_Y, Layout, Route, lay_out
-from graphcore.drawing.model import SIGNS, Drawing, Link, node_count
+from graphcore.drawing.model import RACE, SIGNS, Change, Drawing, Link, node_count
 from graphcore.drawing.svg_box import box_markup, sizes
 from graphcore.drawing.svg_head import Head
 
@@ -78,24 +79,26 @@ def _link(link: Link, route: Route, layout: Layout) -> str:
         steps.append(_step(here, end, layout))
     x, y, _ = route.points[-1]
     dashed = " gc-dashed" if link.kind else ""
-    change = f' class="gc-{link.change}"' if link.change else ""
+    mark = link.change or ("race" if link.kind == RACE else "")
+    change = f' class="gc-{mark}"' if mark else ""
     return (
         f'<g data-link="{link.source} {link.target}"{change}>'
         f'<path class="gc-link{dashed}" d="{"".join(steps)}"/>'
-        f'<path class="gc-head" d="M{x - 4:g} {y - 8:g}h8l-4 8z"/>{_sign(link, route)}</g>'
+        f'<path class="gc-head" d="M{x - 4:g} {y - 8:g}h8l-4 8z"/>{_sign(mark, route)}</g>'
     )
 
 
-def _sign(link: Link, route: Route) -> str:
-    """The sign of an added or removed link, in the middle of its way."""
-    if not link.change:
+def _sign(mark: Change | Literal["race"], route: Route) -> str:
+    """The sign of an added, removed or racing link, in the middle of its first step."""
+    if not mark:
         return ""
+    sign = "!" if mark == "race" else SIGNS[mark]
     (x1, y1, column), (x2, y2, other) = route.points[0], route.points[1]
     # a link that changes columns runs around: its sign stands at its foot
     x, y = ((x1 + x2) / 2, (y1 + y2) / 2) if column == other else (x1, y1 + _TURN)
     return (
-        f'<g class="gc-mark gc-{link.change}"><circle cx="{x:g}" cy="{y:g}" r="7"/>'
-        f'<text x="{x:g}" y="{y + 4:g}" text-anchor="middle">{SIGNS[link.change]}</text></g>'
+        f'<g class="gc-mark gc-{mark}"><circle cx="{x:g}" cy="{y:g}" r="7"/>'
+        f'<text x="{x:g}" y="{y + 4:g}" text-anchor="middle">{sign}</text></g>'
     )
 
 

@@ -38,7 +38,7 @@ def summary(drawing: Drawing) -> str:
     """Nodes, edges and kinds on one line, escaped."""
     parts = (
         node_count(len(drawing.boxes)),
-        edge_count(len(drawing.links)),
+        edge_count(len(drawing.edges)),
         kind_counts(drawing.counts()),
     )
     return clean(" · ".join(filter(None, parts)))
@@ -169,7 +169,7 @@ class _Rows:
     ) -> None:
         self._drawing, self._names, self._box_of, self._data = drawing, names, box_of, data
         self._needs: list[list[tuple[int, Change]]] = [[] for _ in drawing.boxes]
-        for link in drawing.links:
+        for link in drawing.edges:
             self._needs[link.target].append((link.source, link.change))
 
     def table(self, members: Sequence[int], group: str = "") -> str:

@@ -27,7 +27,7 @@ _SHORTEST_NAME = 16
 def table(drawing: Drawing, *, width: int = 100, full: bool = False) -> str:
     """A summary line and one row per box; folded past 200 boxes unless ``full``."""
     folding = unfolded(drawing) if full else fold(drawing)
-    head = f"{node_count(len(drawing.boxes))}, {edge_count(len(drawing.links))}"
+    head = f"{node_count(len(drawing.boxes))}, {edge_count(len(drawing.edges))}"
     if drawing.boxes:
         head += f" ({kind_counts(drawing.counts())})"
     changes = ", ".join(f"{SIGNS[name]}{count} {name}" for name, count in drawing.changes().items())
@@ -80,7 +80,7 @@ def _range(members: Sequence[int]) -> str:
 
 def _rows(drawing: Drawing) -> list[tuple[str, ...]]:
     needs: list[list[str]] = [[] for _ in drawing.boxes]
-    for link in drawing.links:
+    for link in drawing.edges:
         sign = SIGNS[link.change] if link.change else ""
         needs[link.target].append(f"{sign}{printable(drawing.number(link.source))}")
     return [_row(index, box, needs[index]) for index, box in enumerate(drawing.boxes)]

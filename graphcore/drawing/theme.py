@@ -115,9 +115,10 @@ def _rules(values: dict[str, str]) -> str:
         ".gc-tone-good": f"fill:{values['added']}",
         ".gc-tone-bad": f"fill:{values['removed']}",
     }
-    for change in CHANGES:
-        color, name = values[change], f".gc-{change}"
-        rules[f"{name}>.gc-card"] = f"fill:{values[f'{change}-ground']};stroke:{color}"
+    for change in (*CHANGES, "race"):
+        color, name = values["removed" if change == "race" else change], f".gc-{change}"
+        if change in CHANGES:
+            rules[f"{name}>.gc-card"] = f"fill:{values[f'{change}-ground']};stroke:{color}"
         rules[f"{name}>.gc-link"] = f"stroke:{color}"
         rules[f"{name}>.gc-head,.gc-mark{name}>rect,.gc-mark{name}>circle"] = f"fill:{color}"
     for kind in [kind.replace(" ", "-") for kind in KINDS] + ["other"]:
@@ -131,7 +132,8 @@ SHAPES = (
     ".gc-card,.gc-back{stroke-width:1}"
     ".gc-added>.gc-card,.gc-changed>.gc-card{stroke-width:1.8}"
     ".gc-removed>.gc-card{stroke-width:1.8;stroke-dasharray:6 3}"
-    ".gc-added>.gc-link{stroke-width:2}.gc-removed>.gc-link{stroke-width:2;stroke-dasharray:6 3}"
+    ".gc-added>.gc-link,.gc-race>.gc-link,.gc-removed>.gc-link{stroke-width:2}"
+    ".gc-removed>.gc-link{stroke-dasharray:6 3}"
     ".gc-mark text{font:700 12px ui-monospace,Menlo,Consolas,'DejaVu Sans Mono',monospace}"
     ".gc-note{font:600 12.5px system-ui,-apple-system,'Segoe UI','DejaVu Sans',sans-serif}"
     ".gc-label{font:600 12px ui-monospace,'SF Mono',Menlo,Consolas,'DejaVu Sans Mono',monospace}"

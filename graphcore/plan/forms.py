@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from graphcore.drawing import Drawing
+from dataclasses import replace
+
+from graphcore.drawing import Drawing, Notice
 from graphcore.plan.declarations import PlanDeclarations
 
 
@@ -12,12 +14,18 @@ class PlanForms(PlanDeclarations):
     def drawing(self) -> Drawing:
         """The plan as a neutral drawing: order as links, races as links of kind "race".
 
-        Problems that :meth:`validate` finds stand as notes at their nodes.
+        Problems that :meth:`validate` finds stand as notes at their nodes, and are counted on top.
         """
         from graphcore.plan.levels import Level
         from graphcore.plan.picture import draw_plan
 
-        return draw_plan(Level(self, ""), self.validate())
+        problems = self.validate()
+        drawing = draw_plan(Level(self, ""), problems)
+        if not problems:
+            return drawing
+        count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems, the first"
+        notice = Notice(f"cannot be built: {count}: {problems[0]}", "bad")
+        return replace(drawing, notices=(notice,))
 
     def to_text(self, *, width: int = 100, full: bool = False) -> str:
         """A table for a terminal, folded past 200 nodes unless ``full``."""

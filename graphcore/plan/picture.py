@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from graphcore.drawing import Box, Drawing, Link
+from graphcore.drawing import RACE, Box, Drawing, Link
 from graphcore.graph.nodes import launch_shape
 from graphcore.plan.levels import Level
 from graphcore.plan.races import find_races
@@ -27,9 +27,6 @@ from graphcore.plan.records import (
     View,
     WaitEvent,
 )
-
-RACE = "race"
-"""Kind of the links between nodes that race."""
 
 _Notes = Mapping[str, Sequence[str]]
 """What is wrong with a node, by its name with its path."""

@@ -46,7 +46,17 @@ def comparison():
     return diff(empty, snapshot())
 
 thing = snapshot()
+calls = 0
 number = 7
+
+add = kernel("add", "const f32* a, f32* b, i32 n", 'extern "C" __global__ void add() {}')
+
+def plan():
+    plan = graphcore.GraphPlan("two steps")
+    a, b = plan.buffer("a", (64,), "float32"), plan.buffer("b", (64,), "float32")
+    plan.launch(add, LaunchConfig((1, 1, 1), (32, 1, 1)), a, b, 64)
+    plan.memset(b, 0, after=())
+    return plan
 
 class Kind:
     @staticmethod
@@ -137,6 +147,17 @@ def test_a_comparison_that_a_function_returns_is_drawn(folder: Path) -> None:
     assert page.count('<tr><td><b class="gc-sign gc-added"') == 2
 
 
+def test_a_plan_is_drawn_with_its_buffers_and_what_is_wrong_with_it(folder: Path) -> None:
+    assert run("work_of_a_test:plan", "-o", "page.html") == 0
+    page = (folder / "page.html").read_text()
+    assert "<dt>a</dt><dd>float32 64, 256 bytes, argument</dd>" in page
+    assert "<h2>Validation</h2><pre>race: " in page
+    plan = sys.modules["work_of_a_test"].plan()
+    (folder / "plan.json").write_text(plan.to_json())
+    assert run("plan.json", "-o", "saved.html") == 0
+    assert (folder / "saved.html").read_text() == page.replace("work_of_a_test:plan", "plan.json")
+
+
 def test_a_page_can_show_every_node(folder: Path) -> None:
     save(folder / "step.json", decode_step())
     assert run("step.json", "-o", "page.html", "--full") == 0
@@ -218,6 +239,7 @@ def test_a_terminal_without_the_signs_gets_plain_ones(encoding: str, shown: str)
 # ---- refusals -----------------------------------------------------------------------------------
 
 FUTURE = json.dumps({"format": "graphcore-snapshot", "version": 99})
+FUTURE_PLAN = json.dumps({"format": "graphcore-plan", "version": 99})
 DAMAGED = json.dumps({"format": "graphcore-snapshot", "version": 1, "functions": []})
 
 
@@ -233,11 +255,12 @@ DAMAGED = json.dumps({"format": "graphcore-snapshot", "version": 1, "functions":
         (b'{"format": "onnx"}', "expected JSON with format 'graphcore-snapshot'"),
         (b'{"format": ["a"]}', "got ['a']"),
         (FUTURE.encode(), "snapshot: expected version 1, got 99"),
+        (FUTURE_PLAN.encode(), "got 99"),
         (DAMAGED.encode(), "snapshot: damaged: KeyError: 'graph'"),
     ],
     ids=[
         "missing", "empty", "cut", "not text", "deep", "a list", "foreign", "odd", "future",
-        "damaged",
+        "future plan", "damaged",
     ],
 )  # fmt: skip
 def test_a_file_that_cannot_be_read_is_refused_in_one_line(
