@@ -21,14 +21,14 @@ from graphcore.driver.records import (
     GraphHandle,
     NodeHandle,
 )
-from graphcore.errors import ConfigurationError, CudaError, PlanError
+from graphcore.errors import CudaError, PlanError
 from graphcore.executable.handles import GraphResource
 from graphcore.graph.reading import Annotation
 from graphcore.plan.binding import Binding, every_node
 from graphcore.plan.calls import BoundCall
 from graphcore.plan.inner_graphs import embeddable, without_copies
 from graphcore.plan.issuing import CapturedNodes, GraphNodes
-from graphcore.plan.lowering import Lowering
+from graphcore.plan.lowering import Lowering, named
 from graphcore.plan.real_events import make_events
 from graphcore.plan.records import (
     Allocate,
@@ -183,7 +183,8 @@ class Builder:
             assert isinstance(found, AllocParams)
             scope.binding.allocated(work.buffer, found.address)
         elif isinstance(work, Conditional):
-            self._fill_bodies(work, made[0], lowering, scope)
+            with named(node):
+                self._fill_bodies(work, made[0], lowering, scope)
         elif isinstance(work, Launch):
             self.owners.append(Owner(work.kernel, f"kernel {work.kernel.name}"))
         elif isinstance(work, Callback):
@@ -208,8 +209,7 @@ class Builder:
             if _uses_what_comes(node):
                 continue
             if isinstance(node.work, Call) and not in_body:
-                call = BoundCall(node.work, scope.binding, {})
-                self._calls[id(node)] = call.with_arguments()
+                self._calls[id(node)] = bound_call(node, node.work, scope.binding, {})
             elif isinstance(node.work, Call) or (
                 isinstance(node.work, Embed) and _has_calls(node.work.plan)
             ):
@@ -228,10 +228,8 @@ class Builder:
         ready = self._ready.get(id(node))
         if ready is not None:
             return ready
-        try:
+        with named(node):
             return self._make_child(node, lowering, scope)
-        except ConfigurationError as error:
-            raise PlanError(f"node {node.name!r}: {error}") from error
 
     def _make_child(self, node: PlanNode, lowering: Lowering, scope: Scope) -> GraphResource | None:
         work = node.work
@@ -269,11 +267,12 @@ class Builder:
         lowering: Lowering,
     ) -> tuple[NodeHandle, ...]:
         """Captures a call where it stands; its nodes are the last ones that it left."""
-        assert isinstance(node.work, Call)
+        work = node.work
+        assert isinstance(work, Call)
         place.come_after(after)
-        self._own_call(node, node.work)
+        self._own_call(node, work)
         made = self._calls.get(id(node))
-        (made or BoundCall(node.work, lowering.binding, lowering.conditions)).run()
+        (made or bound_call(node, work, lowering.binding, lowering.conditions)).run()
         place.recount()
         return place.frontier()
 
@@ -282,6 +281,17 @@ class Builder:
         for index, value in enumerate(call.arguments):
             if not isinstance(value, View):
                 self.owners += collect(value, f"{node.name} argument {index}")
+
+
+def bound_call(
+    node: PlanNode,
+    call: Call,
+    binding: Binding,
+    conditions: Mapping[str, ConditionalHandle],
+) -> BoundCall:
+    """A call with its arguments made; PlanError, with the node's name, where they cannot be."""
+    with named(node):
+        return BoundCall(call, binding, conditions).with_arguments()
 
 
 def sequence_of(plan: GraphPlan) -> Sequence[int]:

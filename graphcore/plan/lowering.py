@@ -5,7 +5,8 @@ It launches and adds nothing. What makes other graphs (embedded plans, calls) is
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from graphcore.driver import Event
@@ -83,10 +84,8 @@ class Lowering:
         Raises:
             PlanError: What the node says cannot be done as the buffers lie; names the node.
         """
-        try:
+        with named(node):
             return self._params(node)
-        except ConfigurationError as error:
-            raise PlanError(f"node {node.name!r}: {error}") from error
 
     def _params(self, node: PlanNode) -> NodeParams:
         work = node.work
@@ -182,6 +181,15 @@ class Lowering:
         width = rows.width // ref.itemsize
         address, pitch = ref.address + rows.starts[0], rows.pitches[0]
         return MemsetParams(address, work.value, ref.itemsize, width, rows.height, pitch)
+
+
+@contextmanager
+def named(node: PlanNode) -> Iterator[None]:
+    """Puts the node's name before what is refused inside the block."""
+    try:
+        yield
+    except ConfigurationError as error:
+        raise PlanError(f"node {node.name!r}: {error}") from error
 
 
 def handle_of(condition: Condition, handles: Mapping[str, ConditionalHandle]) -> ConditionalHandle:

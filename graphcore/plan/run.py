@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from graphcore.driver import Stream
 from graphcore.driver.records import ConditionalHandle
-from graphcore.errors import ConfigurationError, PlanError
 from graphcore.executable import Graph
 from graphcore.interop import use_stream
 from graphcore.plan.binding import Binding
@@ -21,7 +20,7 @@ from graphcore.plan.build import Builder, Scope, refuse_in_a_child, sequence_of
 from graphcore.plan.calls import BoundCall
 from graphcore.plan.inner_graphs import embeddable
 from graphcore.plan.issuing import GraphNodes, issue
-from graphcore.plan.lowering import Lowering
+from graphcore.plan.lowering import Lowering, named
 from graphcore.plan.records import (
     Call,
     Condition,
@@ -95,7 +94,7 @@ class Runner:
 
     def _step(self, node: PlanNode, lowering: Lowering, scope: Scope) -> _Step:
         work = node.work
-        try:
+        with named(node):
             if isinstance(work, Embed):
                 return self._plan_step(work, scope)
             if isinstance(work, EmbedGraph):
@@ -104,8 +103,6 @@ class Runner:
             if isinstance(work, Call):
                 call = BoundCall(work, scope.binding, _NO_CONDITIONS).with_arguments()
                 return partial(self._call, call)
-        except ConfigurationError as error:
-            raise PlanError(f"node {node.name!r}: {error}") from error
         params = lowering.params(node)
         return partial(issue, self._driver, params, self._stream.handle, captured=False)
 
