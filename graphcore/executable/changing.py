@@ -8,6 +8,7 @@ executable changes after it.
 from __future__ import annotations
 
 import logging
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +36,10 @@ _log = logging.getLogger("graphcore")
 class ChangeableExec(NotCopied):
     """What :class:`GraphExec` does to its nodes."""
 
-    __slots__ = ("_current", "_graph", "_owners", "_refusal", "_resource", "_version", "driver")
+    __slots__ = (
+        "_current", "_graph", "_owners", "_refusal", "_resource",
+        "_version", "driver",
+    )  # fmt: skip
 
     driver: Driver
     _current: CurrentParameters
@@ -245,6 +249,16 @@ class ChangeableExec(NotCopied):
         self._refuse_closed(what)
         assert self._graph is not None
         return self._graph
+
+    # ---- what the half that launches has -------------------------------------------------------
+
+    @abstractmethod
+    def _unbind(self) -> None:
+        """Lets the next launch bind its stream again."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Destroys the executable."""
 
     # ---- helpers -------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from graphcore.driver import Driver, active
 from graphcore.driver.records import GraphHandle, NodeHandle, NodeKind
 from graphcore.errors import CacheTypeError, ConfigurationError, CudaError, LifecycleError
 from graphcore.executable.handles import ExecResource, GraphResource, NotCopied
+from graphcore.executable.retired import release_finished
 from graphcore.executable.runs import Runs
 from graphcore.executable.validity import Validity, own_memory
 from graphcore.graph.attributes import LaunchAttributes
@@ -70,6 +71,7 @@ class Graph(NotCopied):
         self._attributes: LaunchAttributes | None = None
         self._watches: tuple[Watch, ...] = ()
         self._footprint: Footprint | None = None
+        self._adopted: Any = None
 
     @classmethod
     def adopt(cls, obj: Any, driver: Driver | None = None) -> Graph:
@@ -91,7 +93,9 @@ class Graph(NotCopied):
         handle = _raw_handle(obj)
         chosen = choose_driver() if driver is None else checked_driver(driver)
         owners = OwnerSet().with_(obj, label=f"adopted {type(obj).__name__}")
-        return cls(chosen, handle, owners=owners, owned=False)
+        graph = cls(chosen, handle, owners=owners, owned=False)
+        graph._adopted = obj
+        return graph
 
     # ---- reading -------------------------------------------------------------------------------
 
@@ -271,42 +275,44 @@ class Graph(NotCopied):
     def make_executable(self, auto_free: bool) -> ExecResource:
         """The bare executable behind a :class:`GraphExec`; raises as :meth:`instantiate`."""
         source = self.resource
-        capture = active.current()
-        if (
-            capture is not None
-            and capture.mode != "relaxed"
-            and same_driver(self.driver, capture.driver)
-        ):
+        forbidding = _forbidding(self.driver)
+        if forbidding is not None:
+            capture, where = forbidding
             raise LifecycleError(
-                f"instantiate: {capture.name} is under way on this thread in mode {capture.mode}, "
-                "which CUDA would break; instantiate after it, or capture with mode='relaxed'"
+                f"instantiate: {capture.name} is under way {where} in mode {capture.mode}, which "
+                "CUDA would break; instantiate after it, or capture with mode='relaxed'"
             )
-        if source.instantiations and self.has(NodeKind.CONDITIONAL):
-            raise LifecycleError(
-                "graph: expected a first instantiation, got a second one of a graph with a "
-                "conditional node, which CUDA allows once; capture or build it again"
-            )
+        why_not = source.why_not_instantiated()
+        if why_not is not None:
+            raise LifecycleError(f"graph: {why_not}")
+        release_finished()
         handle = self.driver.instantiate(source.handle, auto_free=auto_free)
         source.instantiations += 1
         return ExecResource(self.driver, handle, source, self._owners)
 
     def has(self, *kinds: NodeKind) -> bool:
         """Whether the graph itself (not one inside it) has a node of one of ``kinds``."""
-        return any(self.driver.node_kind(node) in kinds for node in self.driver.nodes(self.handle))
+        return self.resource.has(*kinds)
 
     # ---- the end -------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Lets go of the graph; a second call does nothing. Executables made from it live on."""
-        self._resource = None
+        self._resource = self._adopted = None
         self._owners = OwnerSet()
         self.outputs = None
 
     @property
     def resource(self) -> GraphResource:
-        """The handle that executables of this graph share; LifecycleError after :meth:`close`."""
+        """The handle that executables of this graph share.
+
+        LifecycleError after :meth:`close`, and where the library it was adopted from has destroyed
+        it since.
+        """
         if self._resource is None:
             raise LifecycleError("graph: expected an open graph, got a closed one")
+        if self._adopted is not None:
+            _refuse_gone(self._adopted, self._resource.handle)
         return self._resource
 
     def __enter__(self) -> Graph:
@@ -319,6 +325,38 @@ class Graph(NotCopied):
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _forbidding(driver: Driver) -> tuple[active.ActiveCapture, str] | None:
+    """The capture that making an executable would break, and where it is under way; or None.
+
+    One of this thread unless it is relaxed, and in mode "global" one of any thread.
+    """
+    own = active.current()
+    for capture in active.under_way():
+        if not same_driver(driver, capture.driver):
+            continue
+        if capture is own and capture.mode != "relaxed":
+            return capture, "on this thread"
+        if capture is not own and capture.mode == "global":
+            return capture, "on another thread"
+    return None
+
+
+def _refuse_gone(obj: Any, handle: GraphHandle) -> None:
+    """LifecycleError where ``obj`` has another graph than the one that was adopted, or none."""
+    try:
+        now = _raw_handle(obj)
+    except (ConfigurationError, CacheTypeError) as error:
+        raise LifecycleError(
+            f"graph: the adopted {type(obj).__name__} has destroyed its graph (a reset or close): "
+            f"adopt its next one; {error}"
+        ) from error
+    if now != handle:
+        raise LifecycleError(
+            f"graph: the adopted {type(obj).__name__} has another graph now ({now:#x}, adopted was "
+            f"{handle:#x}): adopt it again"
+        )
 
 
 def _raw_handle(obj: Any) -> GraphHandle:

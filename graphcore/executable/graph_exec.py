@@ -8,11 +8,9 @@ an executable at a time and orders them; concurrent runs need several executable
 
 from __future__ import annotations
 
-import logging
 import threading
 import weakref
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -20,24 +18,19 @@ from typing import TYPE_CHECKING, Any
 from graphcore.driver import Driver, Stream, active, as_stream, stream_handle
 from graphcore.driver.records import (
     CaptureState,
-    NodeKind,
     StreamHandle,
-    UpdateResult,
 )
-from graphcore.errors import (
-    CacheTypeError,
-    ConfigurationError,
-    LifecycleError,
-    UpdateRefused,
-)
+from graphcore.errors import ConfigurationError
 from graphcore.executable.capture_options import LEGACY, refuse_legacy_launch
-from graphcore.executable.changing import CLOSED, ChangeableExec
+from graphcore.executable.changing import CLOSED
 from graphcore.executable.current import CurrentParameters
 from graphcore.executable.embedding import embed
 from graphcore.executable.fence import Fence
-from graphcore.executable.handles import ExecResource, GraphResource
+from graphcore.executable.handles import ExecResource
 from graphcore.executable.runs import Runs, bind_counted, runs_of
-from graphcore.executable.update import UpdateOutcome, UpdateStatus, Version, try_in_place
+from graphcore.executable.update import Version
+from graphcore.executable.update_history import UpdateHistory
+from graphcore.executable.updating import UpdatableExec
 from graphcore.executable.validity import Validity, stale_error
 from graphcore.interop import current_stream, current_stream_holder
 from graphcore.interop.drivers import same_driver
@@ -48,8 +41,6 @@ if TYPE_CHECKING:
     from graphcore.executable.graph import Graph, Guard
     from graphcore.executable.memory_report import MemoryReport
 
-_log = logging.getLogger("graphcore")
-
 # all executables, so that a capture can make those bound to its stream look again
 _live: weakref.WeakSet[GraphExec] = weakref.WeakSet()
 _live_lock = threading.Lock()
@@ -58,16 +49,15 @@ _CHECK_FIRST = "check first"
 _UNBOUND: Any = object()  # is no stream
 
 
-class GraphExec(ChangeableExec):
+class GraphExec(UpdatableExec):
     """An executable. Made by :meth:`Graph.instantiate`; ``close()`` is final."""
 
     __slots__ = (
         "__weakref__",
-        "_auto_free",
         "_bound_handle",
         "_bound_stream",
         "_call",
-        "_guard",
+        "_earlier",
         "_is_fenced",
         "_last_handle",
         "_last_stream",
@@ -89,6 +79,7 @@ class GraphExec(ChangeableExec):
         self._current = CurrentParameters(resource.source, self._version, self._owners)
         self._guard = guard
         self._auto_free = auto_free
+        self._history = UpdateHistory()
         self._marked: StaleResource | None = None
         # where it says why launch has to look closer, no stream counts as bound
         self._refusal = _CHECK_FIRST if guard == "full" else None
@@ -101,6 +92,8 @@ class GraphExec(ChangeableExec):
         self._is_fenced = False
         self._call: Callable[[], Any] = _not_bound
         self._runs = runs_of(graph.runs, graph.owners)
+        # those of graphs it ran before, while somebody guards their outputs
+        self._earlier: weakref.WeakSet[Runs] = weakref.WeakSet()
         self._validity = self._listening(graph)
         with _live_lock:
             _live.add(self)
@@ -157,13 +150,14 @@ class GraphExec(ChangeableExec):
         if handle != self._bound_handle:
             self._unbind()
             call = self.driver.bind_launch(self._resource.handle, handle)
-            self._call = bind_counted(call, self._runs, handle)
+            self._call = bind_counted(call, {*self._runs, *self._earlier}, handle)
             self._bound_handle = handle
         if stream is not None:
             self._last_stream = stream
         elif handle != self._last_handle:
             self._last_stream = current_stream_holder(self.driver)
         self._last_handle, self._is_fenced = handle, False
+        self._resource.launches_on(self._last_stream, handle)
         # None is looked up each time: the current stream may be another by the next launch; and
         # where there is a flag, every launch looks
         is_fast = stream is not None and self._refusal is None
@@ -177,7 +171,7 @@ class GraphExec(ChangeableExec):
     def _embed(self, stream: StreamHandle) -> None:
         # not the source: updates in place brought other parameters
         graph = self._current_graph().handle
-        embed(self.driver, graph, stream, self._owners, self._runs)
+        embed(self.driver, graph, stream, self._owners, (*self._runs, *self._earlier))
 
     def stream_closed(self) -> None:
         """The stream of the newest launch was closed: the next one looks, and says so."""
@@ -190,6 +184,8 @@ class GraphExec(ChangeableExec):
             handle = stream_handle(stream)
             if handle == self._bound_handle:
                 return handle
+            if handle == self._last_handle and stream is self._last_stream:
+                return handle  # of our device, as it was
         handle = as_stream(self.driver, stream).handle
         device = self.driver.stream_device(handle)
         if device != self.driver.device:
@@ -250,83 +246,19 @@ class GraphExec(ChangeableExec):
             self._refusal = _CHECK_FIRST
             self._bound_stream = _UNBOUND
 
-    # ---- changing ------------------------------------------------------------------------------
-
-    def update(
-        self, graph: Graph, reinstantiate: bool = True, strict: bool = False
-    ) -> UpdateOutcome:
-        """Makes the executable do what ``graph`` says, in place where the driver can.
-
-        A change the driver accepts and does not apply (cluster sizes) is found before. A running
-        launch is not disturbed. Owners are swapped as a whole, after the change was accepted.
-
-        Args:
-            graph: A graph of the same driver.
-            reinstantiate: Where an update in place is impossible, build a new executable behind
-                this object; the old one goes after the new one stands.
-            strict: With ``reinstantiate=False``: a refusal is an exception.
-
-        Returns:
-            The outcome: status, reason, node, field and rule.
-
-        Raises:
-            LifecycleError: Closed, or a capture is under way on this thread.
-            CacheTypeError: ``graph`` is no :class:`Graph`.
-            ConfigurationError: ``graph`` is of another driver or device.
-            UpdateRefused: ``strict``, and the update was refused; nothing changed.
-            CudaError: Not a refusal, but a failure; the executable is as before.
-        """
-        self._refuse_closed("update")
-        if active.current() is not None:
-            raise LifecycleError("update: not while a capture is under way on this thread")
-        if not isinstance(getattr(graph, "resource", None), GraphResource):
-            raise CacheTypeError(f"graph: expected a Graph, got {type(graph).__name__}")
-        if not same_driver(graph.driver, self.driver):
-            raise ConfigurationError(
-                f"graph: expected one of driver {self.driver.name}:{self.driver.device}, got one "
-                f"of {graph.driver.name}:{graph.driver.device}; where both read alike, two "
-                "open_driver() calls made two drivers: pass the same driver= everywhere"
-            )
-        if self._guard == "full" and not graph.is_watched:
-            graph.watch()
-        version = Version.of(graph, read_again=graph.resource is self._version.resource)
-        old = replace(self._version, now=self._current.snapshot)
-        refusal = try_in_place(self.driver, self._resource.handle, old, version)
-        if refusal is None:
-            self._resource.replace_owners(graph.owners)
-            outcome = UpdateOutcome(
-                UpdateStatus.UPDATED, "updated in place", result=UpdateResult.SUCCESS
-            )
-        elif reinstantiate:
-            self._replace(graph)
-            outcome = refusal.outcome(UpdateStatus.REINSTANTIATED)
-        elif strict:
-            raise UpdateRefused(f"update: {refusal.reason}")
-        else:
-            outcome = refusal.outcome(UpdateStatus.REFUSED)
-        if outcome.is_current:
-            self._take(graph, version)
-        _log.info("update of %r: %s", self, outcome)
-        return outcome
-
-    def _replace(self, graph: Graph) -> None:
-        """Puts a new executable of ``graph`` in the place of the old one."""
-        old = self._resource
-        if old.source is graph.resource and graph.has(NodeKind.ALLOC, NodeKind.FREE):
-            # CUDA allows one live executable of a graph that allocates: the old one goes first
-            self.close()
-        self._resource = graph.make_executable(self._auto_free)
-        self._unbind()
-        old.close()
+    # ---- what an update leaves -----------------------------------------------------------------
 
     def _take(self, graph: Graph, version: Version) -> None:
         self._graph = graph
         self._version = version
         self._owners = graph.owners
         self._moved(version)
-        # it may write what it wrote before: guards of those outputs see its runs still
-        self._runs = tuple(dict.fromkeys((*self._runs, *runs_of(graph.runs, graph.owners))))
-        self._unbind()
+        runs = runs_of(graph.runs, graph.owners)
+        if runs != self._runs:
+            # it may write what it wrote before: guards of those outputs see its runs still
+            self._earlier.update(self._runs)
+            self._runs = runs
+            self._unbind()
         self._validity.close()
         self._validity = self._listening(graph)
         self._marked = None

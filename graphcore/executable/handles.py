@@ -13,9 +13,12 @@ from functools import partial
 from typing import Any, NoReturn, SupportsIndex
 
 from graphcore.driver import Driver, active
-from graphcore.driver.records import ExecHandle, GraphHandle
+from graphcore.driver.records import ExecHandle, GraphHandle, NodeKind, StreamHandle
 from graphcore.errors import CacheTypeError, GraphcoreError, GraphcoreWarning
+from graphcore.executable.retired import Held
 from graphcore.resources.lifetime import OwnerSet
+
+MEMORY_KINDS = (NodeKind.ALLOC, NodeKind.FREE)
 
 
 class NotCopied:
@@ -37,22 +40,49 @@ class GraphResource:
     valid after the graph was closed.
     """
 
-    __slots__ = ("__weakref__", "driver", "handle", "instantiations", "owned")
+    __slots__ = ("__weakref__", "driver", "handle", "instantiations", "live", "owned")
 
     def __init__(self, driver: Driver, handle: GraphHandle, *, owned: bool) -> None:
         self.driver = driver
         self.handle = handle
         self.owned = owned
         self.instantiations = 0
+        self.live = 0  # executables made from it and not destroyed
         if owned:
             closer = weakref.finalize(self, _later, "a graph", driver.destroy_graph, handle)
             closer.atexit = False  # the process's end gives everything back
 
+    def has(self, *kinds: NodeKind) -> bool:
+        """Whether the graph itself (not one inside it) has a node of one of ``kinds``."""
+        return any(self.driver.node_kind(node) in kinds for node in self.driver.nodes(self.handle))
+
+    def why_not_instantiated(self, *, without: int = 0) -> str | None:
+        """Why CUDA makes no further executable of the graph, whatever the capture state; or None.
+
+        Args:
+            without: How many of its live executables will be gone by then.
+        """
+        if self.instantiations and self.has(NodeKind.CONDITIONAL):
+            return (
+                "expected a first instantiation, got a second one of a graph with a "
+                "conditional node, which CUDA allows once; capture or build it again"
+            )
+        if self.live > without and self.has(*MEMORY_KINDS):
+            return (
+                "expected no other executable of a graph that owns memory (allocation nodes), got "
+                f"{self.live - without}: CUDA allows one at a time; close it, or build the graph "
+                "again"
+            )
+        return None
+
 
 class ExecResource:
-    """One executable, with the graph it was made from and the owners of its operands."""
+    """One executable, with the graph it was made from and the owners of its operands.
 
-    __slots__ = ("__weakref__", "_closer", "driver", "handle", "source")
+    The owners outlive it until the launches that use them have run (retired.py).
+    """
+
+    __slots__ = ("__weakref__", "_closer", "_held", "driver", "handle", "source")
 
     def __init__(
         self, driver: Driver, handle: ExecHandle, source: GraphResource, owners: OwnerSet
@@ -60,32 +90,42 @@ class ExecResource:
         self.driver = driver
         self.handle = handle
         self.source = source
-        # the owners go with the finalizer: they must live until the destroy has really happened
+        self._held = Held(driver, owners)
+        source.live += 1
+        # what is held goes with the finalizer: it must live until the destroy has really happened
         self._closer = weakref.finalize(
-            self, _later, "an executable", driver.destroy_exec, handle, owners
+            self, _later, "an executable", driver.destroy_exec, handle, (self._held, source)
         )
         self._closer.atexit = False
 
+    def launches_on(self, stream: Any, handle: StreamHandle) -> None:
+        """Notes where the next launches go; ``stream`` is held, to be asked about them."""
+        self._held.stream, self._held.handle = stream, handle
+
     def replace_owners(self, owners: OwnerSet) -> None:
         """Swaps the owners as a whole, after the driver took the change they belong to."""
-        self._closer.detach()
-        self._closer = weakref.finalize(
-            self, _later, "an executable", self.driver.destroy_exec, self.handle, owners
-        )
-        self._closer.atexit = False
+        self._held.replace(owners)
 
     def close(self) -> None:
         """Destroys the executable now, or once no capture is under way."""
         self._closer()
 
 
-def _later(what: str, destroy: Callable[[Any], None], handle: int, keep: object = None) -> None:
+Keep = tuple[Held, GraphResource]
+
+
+def _later(
+    what: str, destroy: Callable[[Any], None], handle: int, keep: Keep | None = None
+) -> None:
     active.when_idle(partial(_destroy, what, destroy, handle, keep))
 
 
-def _destroy(what: str, destroy: Callable[[Any], None], handle: int, keep: object) -> None:
-    del keep  # only had to live until now
+def _destroy(what: str, destroy: Callable[[Any], None], handle: int, keep: Keep | None) -> None:
     try:
         destroy(handle)
     except GraphcoreError as error:
         warnings.warn(f"while destroying {what}: {error}", GraphcoreWarning, stacklevel=2)
+    if keep is not None:
+        held, source = keep
+        source.live -= 1
+        held.drop()

@@ -10,17 +10,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from graphcore.driver import Driver
+from graphcore.driver import Driver, active
+from graphcore.driver.pairing import Outline
 from graphcore.driver.records import ExecHandle, RawUpdate, UpdateResult
-from graphcore.executable.handles import GraphResource
+from graphcore.errors import CacheTypeError, ConfigurationError, CudaError, LifecycleError
+from graphcore.executable.handles import MEMORY_KINDS, GraphResource
 from graphcore.graph.attributes import LaunchAttributes
 from graphcore.graph.diff import diff
 from graphcore.graph.nodes import NodeRecord
+from graphcore.graph.pairing import outline
 from graphcore.graph.prediction import Difference, first_difference, trap_differences
 from graphcore.graph.reading import Annotation, read
 from graphcore.graph.snapshot import GraphSnapshot
+from graphcore.interop.drivers import same_driver
 
 if TYPE_CHECKING:
     from graphcore.executable.graph import Graph
@@ -47,6 +51,7 @@ class UpdateOutcome:
         rule: The public rule the change breaks, in words.
         named_by: Who names the node: "driver", or "graphcore" where the driver names none.
         result: What the driver answered; None where it was not asked (the cluster trap).
+        advice: What to do where such outcomes repeat.
     """
 
     status: UpdateStatus
@@ -56,6 +61,7 @@ class UpdateOutcome:
     rule: str | None = None
     named_by: Literal["driver", "graphcore"] | None = None
     result: UpdateResult | None = None
+    advice: str | None = None
 
     @property
     def is_current(self) -> bool:
@@ -63,8 +69,12 @@ class UpdateOutcome:
         return self.status is not UpdateStatus.REFUSED
 
     def __str__(self) -> str:
-        return f"{self.status.value}: {self.reason}"
+        advice = f" ({self.advice})" if self.advice else ""
+        return f"{self.status.value}: {self.reason}{advice}"
 
+
+UPDATED = UpdateOutcome(UpdateStatus.UPDATED, "updated in place", result=UpdateResult.SUCCESS)
+"""The outcome of every update in place."""
 
 _RULES = {
     UpdateResult.ERROR: "the driver gives no reason",
@@ -89,7 +99,6 @@ class Version:
     resource: GraphResource
     attributes: LaunchAttributes
     annotations: tuple[Annotation, ...]
-    now: Callable[[], GraphSnapshot] | None = None
 
     @classmethod
     def of(cls, graph: Graph, *, read_again: bool = False) -> Version:
@@ -102,16 +111,17 @@ class Version:
         return cls(graph.resource, attributes, graph.annotations)
 
     def snapshot(self) -> GraphSnapshot:
-        """The graph as it is now, or what an executable runs of it (``now``)."""
-        if self.now is not None:
-            return self.now()
+        """The graph as it is now."""
         resource = self.resource
         return read(resource.driver, resource.handle, annotations=self.annotations)
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why an update cannot be done in place; what an outcome says about it."""
+    """Why an update cannot be done in place; what an outcome says about it.
+
+    ``shapes`` are the topologies before and after, where both were read.
+    """
 
     reason: str
     node: NodeRecord | None
@@ -119,51 +129,104 @@ class Refusal:
     rule: str
     named_by: Literal["driver", "graphcore"] | None
     result: UpdateResult | None
+    shapes: tuple[Outline, Outline] | None = None
 
-    def outcome(self, status: UpdateStatus) -> UpdateOutcome:
+    def outcome(self, status: UpdateStatus, advice: str | None = None) -> UpdateOutcome:
         """The outcome of this refusal."""
         return UpdateOutcome(
-            status, self.reason, self.node, self.field, self.rule, self.named_by, self.result
+            status, self.reason, self.node, self.field, self.rule, self.named_by, self.result,
+            advice,
+        )  # fmt: skip
+
+
+Now = Callable[[], GraphSnapshot]
+
+
+def check_new_graph(driver: Driver, graph: Any) -> None:
+    """Refuses what no executable of ``driver`` can be updated with, before the driver is asked.
+
+    Raises:
+        LifecycleError: A capture is under way on this thread, or the graph is closed or gone.
+        CacheTypeError: No graph.
+        ConfigurationError: A graph of another driver, device or context.
+    """
+    capture = active.current()
+    if capture is not None:
+        raise LifecycleError(
+            f"update: not while a capture is under way on this thread ({capture.name}): it would "
+            "happen now, and at no replay"
+        )
+    if not isinstance(getattr(graph, "resource", None), GraphResource):
+        raise CacheTypeError(f"graph: expected a Graph, got {type(graph).__name__}")
+    other = graph.driver
+    if not same_driver(other, driver):
+        raise ConfigurationError(
+            f"graph: expected one of driver {driver.name}:{driver.device}, got one of "
+            f"{other.name}:{other.device}; where both read alike, two open_driver() calls made two "
+            "drivers: pass the same driver= everywhere"
         )
 
 
 def try_in_place(
-    driver: Driver, executable: ExecHandle, old: Version, new: Version
+    driver: Driver, executable: ExecHandle, old: Version, new: Version, now: Now
 ) -> Refusal | None:
     """Updates ``executable`` from ``old`` to ``new``; None, or why it has not been done.
+
+    Args:
+        driver: The driver of all three.
+        executable: The executable.
+        old: The version it has.
+        new: The version it is to have.
+        now: Reads what it runs now: ``old`` with the changes of single nodes since.
 
     Raises:
         CudaError: A failure that is no refusal.
     """
     if old.attributes.may_hide_a_change_to(new.attributes):
-        trap = _find_trap(old, new)
+        trap = _find_trap(old, new, now)
         if trap is not None:
             return trap
-    answer = driver.update_exec(executable, new.resource.handle)
+    try:
+        answer = driver.update_exec(executable, new.resource.handle)
+    except CudaError as error:
+        taken = _owned_memory_is_taken(error, new)
+        if taken is None:
+            raise
+        return taken
     if answer.result is UpdateResult.SUCCESS:
         return None
-    before = None if old.resource is new.resource else old.snapshot()
+    before = None if old.resource is new.resource else now()
     return explain_refusal(answer, before, new.snapshot())
 
 
-def _find_trap(old: Version, new: Version) -> Refusal | None:
+def _owned_memory_is_taken(error: CudaError, new: Version) -> Refusal | None:
+    """The refusal behind an error that CUDA raises where it could have refused."""
+    if error.code != "CUDA_ERROR_NOT_SUPPORTED" or not new.resource.has(*MEMORY_KINDS):
+        return None
+    rule = "a graph that owns memory (allocation nodes) can be in one executable at a time"
+    reason = f"not_supported: the graph has an executable of its own: {rule}"
+    return Refusal(reason, None, "executables", rule, None, UpdateResult.NOT_SUPPORTED)
+
+
+def _find_trap(old: Version, new: Version, now: Now) -> Refusal | None:
     if old.resource is not new.resource:
-        traps = trap_differences(old.snapshot(), new.snapshot())
-        return explain_trap(traps[0]) if traps else None
+        before, after = now(), new.snapshot()
+        traps = trap_differences(before, after)
+        return explain_trap(traps[0], (outline(before), outline(after))) if traps else None
     # one graph, changed in place: what it was like is known from the stored summary only
     was = [entry[0] for entry in old.attributes.entries]
-    now = [entry[0] for entry in new.attributes.entries]
-    if was == now:
+    clusters = [entry[0] for entry in new.attributes.entries]
+    if was == clusters:
         return None
     rule = "the driver accepts another cluster size and keeps the old one"
     return Refusal(f"cluster sizes changed: {rule}", None, "cluster", rule, None, None)
 
 
-def explain_trap(trap: Difference) -> Refusal:
+def explain_trap(trap: Difference, shapes: tuple[Outline, Outline] | None = None) -> Refusal:
     """A change that the driver would accept and not apply."""
     reason = f"{trap}; an update in place would be accepted and would do nothing"
     named_by: Literal["graphcore"] | None = None if trap.node is None else "graphcore"
-    return Refusal(reason, trap.node, trap.field, trap.rule, named_by, None)
+    return Refusal(reason, trap.node, trap.field, trap.rule, named_by, None, shapes)
 
 
 def explain_refusal(answer: RawUpdate, old: GraphSnapshot | None, new: GraphSnapshot) -> Refusal:
@@ -192,7 +255,9 @@ def explain_refusal(answer: RawUpdate, old: GraphSnapshot | None, new: GraphSnap
         field, rule = _changed_field(old, new, node), _RULES[answer.result]
         where = "the graph" if node is None else str(node)
         words = f"{where}: {field}: {rule}" if field else f"{where}: {rule}"
-    return Refusal(f"{answer.result.value}: {words}", node, field, rule, named_by, answer.result)
+    shapes = None if old is None else (outline(old), outline(new))
+    reason = f"{answer.result.value}: {words}"
+    return Refusal(reason, node, field, rule, named_by, answer.result, shapes)
 
 
 def _changed_field(

@@ -44,13 +44,14 @@ class Owner:
 class OwnerSet:
     """An immutable set of owners; an object counts once, under its first label."""
 
-    __slots__ = ("_owners",)
+    __slots__ = ("_ids", "_owners")
 
     def __init__(self, owners: Iterable[Owner] = ()) -> None:
         unique: dict[int, Owner] = {}
         for owner in owners:
             unique.setdefault(id(owner.object), owner)
         self._owners = tuple(unique.values())
+        self._ids = frozenset(unique)
 
     def with_(self, *objects: Any, label: str = "") -> OwnerSet:
         """This set and ``objects``, all under ``label``."""
@@ -59,6 +60,17 @@ class OwnerSet:
     def union(self, other: OwnerSet) -> OwnerSet:
         """Both sets."""
         return OwnerSet((*self._owners, *other))
+
+    def covers(self, other: OwnerSet) -> bool:
+        """Whether everything that ``other`` keeps alive is kept alive by this set too.
+
+        The memory a tensor had when it was recorded counts: its owner may have let go of it.
+        """
+        return self is other or (self._ids >= other._ids and self._memories() >= other._memories())
+
+    def _memories(self) -> set[int]:
+        records = (owner.record for owner in self._owners)
+        return {id(each.memory) for each in records if each is not None}
 
     def recorded(self, driver: Driver) -> OwnerSet:
         """This set with a record of every tensor in it that has none yet."""
