@@ -160,7 +160,7 @@ def every_pair() -> tuple[Pair, ...]:
     return tuple(found)
 
 
-_OFTEN = ("attribute", "memory", "allocated", "conditional")
+_OFTEN = ("attribute", "attribute kept", "memory", "allocated", "conditional")
 _NOW_AND_THEN = ("argument", "launch shape", "function", "copy 1-D", "copy memory", "copy 2-D",
                  "copy 3-D", "fill 1-D", "fill 2-D", "child", "order", "event and call",
                  "random parameters", "way")  # fmt: skip
@@ -174,7 +174,7 @@ def _launched(pairs: list[Pair]) -> Iterator[Pair]:
         is_wanted = pair.family in _OFTEN or "cluster" in pair.id
         if is_wanted or (pair.family in _NOW_AND_THEN and number % 3 == 0):
             yield replace(pair, id=f"launched: {pair.id}", family="launched", how="launched")
-        if pair.family in ("attribute", "allocated") and number % 4 == 0:
+        if pair.family in ("attribute", "attribute kept", "allocated") and number % 4 == 0:
             yield replace(pair, id=f"uploaded: {pair.id}", family="uploaded", how="uploaded")
 
 
@@ -230,7 +230,7 @@ def _offer(
         found = described(workshop, new, answer) | {"read_back": read_back(workshop, new, pair.new)}
         if answer.result is UpdateResult.SUCCESS and pair.has_one_result:
             row["stage"] = "run"
-            found["applied"] = _is_applied(workshop, executable, new)
+            found["applied"] = _is_applied(workshop, pair, executable, new)
         return found | {"stage": "update"}
     finally:
         if own is not None:
@@ -315,13 +315,13 @@ def _difference(made: Any, read: Any) -> str:
     return ", ".join(words)
 
 
-def _is_applied(workshop: Workshop, updated: Any, new: GraphHandle) -> bool | None:
+def _is_applied(workshop: Workshop, pair: Pair, updated: Any, new: GraphHandle) -> bool | None:
     """Whether a run of the updated executable is a run of the new graph."""
     driver = workshop.driver
     try:
         fresh = driver.instantiate(new)
-    except CudaError:
-        return None  # what may be instantiated once is made already
+    except CudaError:  # what may be instantiated once is made already
+        fresh = driver.instantiate(workshop.build(pair.new))
     try:
         return _contents_after(workshop, updated) == _contents_after(workshop, fresh)
     finally:

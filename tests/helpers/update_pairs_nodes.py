@@ -144,6 +144,30 @@ def attributes() -> Iterator[Named]:
     yield one("cluster lost with the function", made["cluster 2"], kern("write_shape", At("b")))
 
 
+def attributes_and_changes() -> Iterator[Named]:
+    """What changes of a node that has launch attributes, which stay the same."""
+    changes: dict[str, dict[str, Any]] = {
+        "value": {"arguments": (At("a"), 9.0, 16)},
+        "address": {"arguments": (At("b"), 5.0, 16)},
+        "count": {"arguments": (At("a"), 5.0, 8)},
+        "function": {"kernel": "scale"},
+        "function of another layout": {"kernel": "write_shape", "arguments": (At("a"),)},
+        "other function and value": {"kernel": "scale", "arguments": (At("a"), 3.0, 16)},
+    }
+    for name, config in _ATTRIBUTES.items():
+        base = kern("fill_value", At("a"), 5.0, 16, **config)
+        shape = kern("write_shape", At("a"), **config)
+        for change, fields in changes.items():
+            yield one(f"{name}, {change}", base, replace(base, **fields))
+        for change, fields in {
+            "grid": {"grid": (16, 1, 1)},
+            "block": {"block": (64, 1, 1)},
+            "shared": {"shared_bytes": 512},
+        }.items():
+            changed = replace(shape, config=replace(shape.config, **fields))
+            yield one(f"{name}, {change}", shape, changed)
+
+
 # ---- copies -------------------------------------------------------------------------------------
 
 SIDES: dict[str, tuple[str, MemoryKind]] = {
@@ -362,6 +386,7 @@ FAMILIES: dict[str, Callable[[], Iterator[Named]]] = {
     "launch shape": launch_shapes,
     "function": functions,
     "attribute": attributes,
+    "attribute kept": attributes_and_changes,
     "copy 1-D": copies_1d,
     "copy memory": copy_memory,
     "copy 2-D": copies_2d,
