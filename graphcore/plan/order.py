@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from graphcore.plan.accesses import Access, accesses_of, comes_after_all, comes_before_all
 from graphcore.plan.records import PlanNode
-from graphcore.plan.shared_bytes import covers
+from graphcore.plan.shared_bytes import covered_range
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +65,10 @@ class _Derivation:
     """One pass over the nodes in program order."""
 
     def __init__(self) -> None:
-        # by identity of the resource: who touched it, without what a later write hides
-        self._touched: dict[int, list[tuple[int, Access]]] = {}
+        # by identity of the resource: who touched it how, without what a later write hides
+        self._touched: dict[int, dict[int, list[_Touch]]] = {}
         # nodes that all later ones come after
-        self._gates: list[int] = []
+        self._gates: set[int] = set()
         # what is known to come before each node, as bits; names of later nodes do not count yet
         self._ancestors: list[int] = []
 
@@ -76,12 +76,8 @@ class _Derivation:
         direct = []
         for node in nodes:
             accesses = accesses_of(node)
-            if node.after is not None:
-                sources = node.after
-            elif comes_after_all(node):
-                sources = self._reduced(dict.fromkeys(range(node.index), None), node.index)
-            else:
-                sources = self._reduced(self._candidates(accesses), node.index)
+            given = node.after
+            sources = self._derived(node, accesses) if given is None else given
             known = 0
             for source in sources:
                 if source < node.index:
@@ -91,50 +87,60 @@ class _Derivation:
             self._remember(node, accesses)
         return direct
 
-    def _candidates(
-        self, accesses: Sequence[Access]
-    ) -> dict[int, list[tuple[Access, Access]] | None]:
-        """Earlier nodes that may have to come first, and the accesses that decide it."""
-        found: dict[int, list[tuple[Access, Access]] | None] = {}
-        for access in accesses:
-            for index, earlier in self._touched.get(id(access.resource), ()):
-                if access.writes or earlier.writes:
-                    pairs = found.setdefault(index, [])
-                    if pairs is not None:
-                        pairs.append((access, earlier))
-        found.update(dict.fromkeys(self._gates))
-        return found
-
-    def _reduced(
-        self, candidates: dict[int, list[tuple[Access, Access]] | None], index: int
-    ) -> tuple[int, ...]:
+    def _derived(self, node: PlanNode, accesses: Sequence[Access]) -> tuple[int, ...]:
         """Latest first, so that what a later one implies is never compared at all."""
+        gathers = comes_after_all(node)
+        if gathers:
+            candidates = set(range(node.index))
+        else:
+            candidates = set(self._gates)
+            for access in accesses:
+                candidates.update(self._touched.get(id(access.resource), ()))
         kept, known = [], 0
         for source in sorted(candidates, reverse=True):
-            if known >> source & 1 or source == index:
+            if known >> source & 1:
                 continue
-            pairs = candidates[source]
-            if pairs is None or any(one.conflicts(other) for one, other in pairs):
+            if gathers or source in self._gates or self._conflicts(accesses, source):
                 kept.append(source)
                 known |= self._ancestors[source] | 1 << source
         return tuple(kept)
 
+    def _conflicts(self, accesses: Sequence[Access], source: int) -> bool:
+        return any(
+            access.conflicts(earlier.access)
+            for access in accesses
+            for earlier in self._touched.get(id(access.resource), {}).get(source, ())
+        )
+
     def _remember(self, node: PlanNode, accesses: Sequence[Access]) -> None:
         for access in accesses:
-            touched = self._touched.setdefault(id(access.resource), [])
+            touched = self._touched.setdefault(id(access.resource), {})
             if access.writes and node.after is None:
                 # this node comes after those, and who conflicts with them conflicts with it
-                touched[:] = [pair for pair in touched if not _hides(access, pair[1])]
+                low, high = covered_range(access.view) if access.view else (0, 0)
+                for index in [
+                    index
+                    for index, earlier in touched.items()
+                    if all(low <= one.low and one.high <= high for one in earlier)
+                ]:
+                    del touched[index]
         for access in accesses:
-            self._touched[id(access.resource)].append((node.index, access))
+            self._touched[id(access.resource)].setdefault(node.index, []).append(_Touch.of(access))
         if comes_before_all(node):
-            self._gates.append(node.index)
+            self._gates.add(node.index)
 
 
-def _hides(write: Access, earlier: Access) -> bool:
-    if write.view is None or earlier.view is None:
-        return True
-    return covers(write.view, earlier.view)
+@dataclass(frozen=True, slots=True)
+class _Touch:
+    """An access with its extent, which many later writes are held against."""
+
+    access: Access
+    low: int
+    high: int
+
+    @staticmethod
+    def of(access: Access) -> _Touch:
+        return _Touch(access, *(access.view.extent if access.view else (0, 0)))
 
 
 def _sorted(direct: Sequence[Sequence[int]]) -> list[int]:

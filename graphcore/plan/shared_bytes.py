@@ -44,13 +44,9 @@ def shared_range(first: View, second: View) -> tuple[int, int]:
     return low + int(both[0]), low + int(both[-1]) + 1
 
 
-def covers(outer: View, inner: View) -> bool:
-    """Whether ``outer`` surely holds every byte of ``inner``."""
-    if outer == inner:
-        return True
-    low, high = outer.extent
-    start, stop = inner.extent
-    return low <= start and stop <= high and is_dense(outer)
+def covered_range(view: View) -> tuple[int, int]:
+    """(first byte, past the last byte) that the view touches without a gap; empty for others."""
+    return view.extent if is_dense(view) else (0, 0)
 
 
 def is_dense(view: View) -> bool:

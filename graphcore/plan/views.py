@@ -26,12 +26,11 @@ def index_view(view: View, index: Any) -> View:
     """
     entries = list(index) if isinstance(index, tuple) else [index]
     taken = sum(1 for entry in entries if entry is not None and entry is not ...)
-    if entries.count(...) > 1 or taken > len(view.shape):
+    # by identity: an array among the entries compares element by element
+    dots = [at for at, entry in enumerate(entries) if entry is ...] or [len(entries)]
+    if len(dots) > 1 or taken > len(view.shape):
         raise _misfit(view, f"index {_shown(index)} does not fit {len(view.shape)} axes")
-    if ... not in entries:
-        entries.append(...)
-    at = entries.index(...)
-    entries[at : at + 1] = [slice(None)] * (len(view.shape) - taken)
+    entries[dots[0] : dots[0] + 1] = [slice(None)] * (len(view.shape) - taken)
     offset, axis = view.offset, 0
     shape: list[int] = []
     strides: list[int] = []
