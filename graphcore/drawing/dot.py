@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from graphcore.drawing import theme
-from graphcore.drawing.model import SIGNS, Box, Drawing, Link
+from graphcore.drawing.model import RACE, SIGNS, Box, Drawing, Link
 from graphcore.drawing.text import printable
 
 
@@ -41,6 +41,9 @@ def _link_style(link: Link) -> str:
         color, sign = theme.CHANGES[link.change][0], SIGNS[link.change]
         style = "dashed" if link.kind or link.change == "removed" else "solid"
         return f' [style="{style}", color="{color}", fontcolor="{color}", label="{sign}"]'
+    if link.kind == RACE:
+        color = theme.CHANGES["removed"][0]
+        return f' [style="bold", dir=none, color="{color}", fontcolor="{color}", label="race"]'
     return ' [style="dashed"]' if link.kind else ""
 
 

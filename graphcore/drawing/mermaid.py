@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from graphcore.drawing import theme
 from graphcore.drawing.folding import fold
-from graphcore.drawing.model import SIGNS, Box, Drawing, second_line
+from graphcore.drawing.model import RACE, SIGNS, Box, Drawing, second_line
 from graphcore.drawing.text import printable
 
 
@@ -16,6 +16,9 @@ def mermaid(drawing: Drawing) -> str:
     lines = [f"%% {_text(notice.text)}" for notice in shown.notices]
     lines += ["flowchart TD", *_boxes(shown)]
     for link in shown.links:
+        if link.kind == RACE:
+            lines.append(f"  n{link.source} -. race .- n{link.target}")
+            continue
         arrow = "-.->" if link.kind or link.change == "removed" else "-->"
         sign = f'|"{_text(SIGNS[link.change])}"|' if link.change else ""
         lines.append(f"  n{link.source} {arrow}{sign} n{link.target}")

@@ -1,4 +1,4 @@
-"""Writing a plan: typed arguments, names, bodies, embedded plans; what cannot be is told at once."""
+"""Writing a plan: typed arguments, names, bodies, embedded plans; wrong ones are told at once."""
 
 from __future__ import annotations
 
@@ -98,8 +98,8 @@ def test_an_argument_that_does_not_fit_is_refused_by_its_index(
 
 def test_a_32_bit_value_for_a_64_bit_parameter_is_refused_with_its_index() -> None:
     plan = GraphPlan()
+    given = typed_arguments(plan)
     with pytest.raises(ConfigurationError, match=r"argument 4 \(count: i64\): expected a 8-byte"):
-        given = typed_arguments(plan)
         plan.launch(typed, ONE_BLOCK, *given[:4], numpy.int32(1), *given[5:])
 
 
@@ -136,7 +136,7 @@ def test_a_pointer_takes_views_of_its_type(pointee: str) -> None:
 def test_a_condition_needs_a_parameter_of_64_bits() -> None:
     plan = GraphPlan()
     more = plan.condition("more")
-    with pytest.raises(ConfigurationError, match="argument 2 .*needs a u64"):
+    with pytest.raises(ConfigurationError, match=r"argument 2 .*needs a u64"):
         plan.launch(fill_value, ONE_BLOCK, plan.buffer("x", (4,)), 1.0, more)
 
 
