@@ -7,12 +7,14 @@ or has no CUDA device.
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any, Protocol
 
 from graphcore.driver import Driver, Stream
 from graphcore.errors import ConfigurationError, DriverUnavailable
+from graphcore.interop.pool_uses import pool_uses
 
 
 class Annotating(Protocol):
@@ -87,10 +89,17 @@ class MemoryPool:
     def __init__(self, device: int) -> None:
         self._torch = _with_device()
         self.device = device
-        self.pool = None if self._torch is None else self._torch.cuda.MemPool()
+        # the only reference to torch's pool: it must not die while another one is in use
+        self._holder: list[Any] = [] if self._torch is None else [self._torch.cuda.MemPool()]
+        weakref.finalize(self, pool_uses.drop, self._holder).atexit = False
         self.captures = 0
         """How many captures have used it; one that more than one used is shared."""
         self._streams: dict[tuple[int, bool], Stream] = {}
+
+    @property
+    def pool(self) -> Any:
+        """The ``MemPool`` of torch; None where torch has no device. Do not keep it."""
+        return self._holder[0] if self._holder else None
 
     @property
     def is_shared(self) -> bool:
@@ -118,10 +127,7 @@ class MemoryPool:
         """Lets this thread's torch allocations on the device come from the pool."""
         if self._torch is None:
             return nullcontext()
-        context: AbstractContextManager[None] = self._torch.cuda.use_mem_pool(
-            self.pool, self.device
-        )
-        return context
+        return pool_uses.use(self._torch.cuda.use_mem_pool(self.pool, self.device))
 
     def __repr__(self) -> str:
         return f"<MemoryPool device {self.device}, {self.captures} captures>"
