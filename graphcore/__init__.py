@@ -41,6 +41,7 @@ _HOMES = {
     "PlanError": "graphcore.errors",
     "PlanNode": "graphcore.plan",
     "PlanProblem": "graphcore.plan",
+    "ReplayProfile": "graphcore.executable.replay_profile",
     "StaleGraphError": "graphcore.errors",
     "StaleResource": "graphcore.executable",
     "StaticInputs": "graphcore.executable",
@@ -54,6 +55,7 @@ _HOMES = {
     "fingerprint": "graphcore.resources.fingerprint",
     "kernel": "graphcore.driver",
     "open_driver": "graphcore.driver",
+    "trace_replays": "graphcore.executable.tracing",
 }
 
 __all__ = [
@@ -85,6 +87,7 @@ __all__ = [
     "PlanError",
     "PlanNode",
     "PlanProblem",
+    "ReplayProfile",
     "StaleGraphError",
     "StaleResource",
     "StaticInputs",
@@ -98,6 +101,7 @@ __all__ = [
     "fingerprint",
     "kernel",
     "open_driver",
+    "trace_replays",
 ]
 
 if TYPE_CHECKING:
@@ -130,6 +134,8 @@ if TYPE_CHECKING:
         capture,
         capture_function,
     )
+    from graphcore.executable.replay_profile import ReplayProfile
+    from graphcore.executable.tracing import trace_replays
     from graphcore.graph import GraphDiff, GraphSnapshot, diff
     from graphcore.plan import CompiledPlan, GraphPlan, PlanBuffer, PlanNode, PlanProblem
     from graphcore.resources.buffer import Buffer

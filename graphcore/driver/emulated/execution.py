@@ -8,6 +8,7 @@ needs a missing dependency changes.
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -76,6 +77,10 @@ def _all_graphs(graph: Graph) -> list[Graph]:
     return [graph, *(found for one in inner for found in _all_graphs(one))]
 
 
+Observer = Callable[[Executable, Node, float, float], None]
+"""Told of every node that ran: its executable, itself, and when it began and ended (seconds)."""
+
+
 class Runner:
     """Runs executables on the memory of a machine."""
 
@@ -83,6 +88,7 @@ class Runner:
         self._memory = memory
         self._order = order
         self._random = random.Random(seed)  # noqa: S311 - an order, not a secret
+        self.observer: Observer | None = None
 
     def launch(self, executable: Executable) -> None:
         """Runs ``executable`` once; refuses before anything runs."""
@@ -111,11 +117,14 @@ class Runner:
         for node in order:
             if not node.is_enabled:
                 continue
+            start = time.perf_counter()
             try:
                 self._run_node(executable, node)
             except Exception as error:
                 error.add_note(f"while running {_described(node)}")
                 raise
+            if self.observer is not None:
+                self.observer(executable, node, start, time.perf_counter())
 
     def _run_node(self, executable: Executable, node: Node) -> None:
         payload = node.payload

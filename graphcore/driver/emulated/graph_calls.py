@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 from graphcore.driver.api import Driver
 from graphcore.driver.emulated import rules
 from graphcore.driver.emulated.calls import Refused, entry, invalid
 from graphcore.driver.emulated.conditional import Conditional
-from graphcore.driver.emulated.execution import Executable
+from graphcore.driver.emulated.execution import Executable, Observer
 from graphcore.driver.emulated.faults import Faults
 from graphcore.driver.emulated.graph import (
     Graph,
@@ -185,6 +186,16 @@ class GraphCalls(Driver):
             # an executable is captured by nobody: embed its graph as a child node
             self._machine.captures.refuse_capturing(state)
         self._machine.runner.launch(found)
+
+    @contextmanager
+    def observed(self, observer: Observer) -> Iterator[None]:
+        """Tells ``observer`` of every node that a graph runs inside the block, on any device."""
+        runner = self._machine.runner
+        before, runner.observer = runner.observer, observer
+        try:
+            yield
+        finally:
+            runner.observer = before
 
     @entry("cuGraphLaunch")
     def bind_launch(self, executable: ExecHandle, stream: StreamHandle) -> Callable[[], object]:
