@@ -1,13 +1,16 @@
 """Suites update and inspect: stable names, arms that do nothing are found out, peers' own calls."""
 
+import ctypes
 import json
 import types
 
 import pytest
 
 from graphcore.bench import main
-from graphcore.bench.suites import update, update_peers
+from graphcore.bench.cloop import KernelNode
+from graphcore.bench.suites import update, update_nodes, update_pairs, update_peers
 from graphcore.bench.suites.chain import Chain
+from graphcore.bench.suites.update_nodes import NodeChanges
 from graphcore.errors import GraphcoreError
 
 
@@ -49,7 +52,7 @@ def test_suite_inspect_measures_every_look_at_every_size(tmp_path):
 
 def test_every_arm_runs_the_other_chain_at_each_call(pair):
     for step in (update._ours(pair), update_peers.driver_call(pair)):
-        update.check_pair("it", step, pair)
+        update_pairs.check_pair("it", step, pair)
 
 
 @pytest.mark.parametrize(
@@ -64,7 +67,22 @@ def test_every_arm_runs_the_other_chain_at_each_call(pair):
 )
 def test_an_arm_that_does_not_do_the_work_is_found_out(pair, step_of):
     with pytest.raises(GraphcoreError, match="arm lazy"):
-        update.check_pair("lazy", step_of(pair), pair)
+        update_pairs.check_pair("lazy", step_of(pair), pair)
+
+
+def test_an_arm_that_changes_other_nodes_than_asked_is_found_out(pair):
+    one, two = NodeChanges(pair, 1), NodeChanges(pair, 2)
+    two.check("it", two.step)
+    with pytest.raises(GraphcoreError, match="arm lazy"):
+        one.check("lazy", two.step)
+
+
+def test_the_structure_of_a_node_is_read_by_the_bindings_as_it_was_written(pair):
+    bindings = pytest.importorskip("cuda.bindings.driver")
+    node = KernelNode(NodeChanges(pair, 1).params()[0])
+    structure = update_nodes._structure(bindings, node)
+    assert (structure.gridDimX, structure.blockDimX, structure.sharedMemBytes) == (1, 1, 0)
+    assert int(structure.kernelParams) == ctypes.addressof(node._pointers)
 
 
 def test_a_missing_peer_is_a_note_and_another_one_stands(pair, monkeypatch):

@@ -10,23 +10,28 @@ from __future__ import annotations
 import functools
 import itertools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from statistics import median
 from typing import Any
 
 from graphcore.bench.cloop import UpdateLoop
-from graphcore.bench.harness import Arm, Effort, measure, python_arm
+from graphcore.bench.harness import Arm, measure
 from graphcore.bench.results import Row, row_of
 from graphcore.bench.suites import Measured, Request
 from graphcore.bench.suites.chain import Chain
-from graphcore.bench.suites.update_peers import EMULATED_PEERS, PEERS, Pair
+from graphcore.bench.suites.update_nodes import NodeChanges, measure_nodes
+from graphcore.bench.suites.update_pairs import Pair, Step, check_pair, effort, pair_arm
+from graphcore.bench.suites.update_peers import EMULATED_PEERS, PEERS
 from graphcore.driver import Driver
-from graphcore.errors import ConfigurationError, GraphcoreError
+from graphcore.errors import ConfigurationError
 
 Note = Mapping[str, Any]
-Step = Callable[[], object]
 
 WHOLE = (128, 1024)
+NODES = ((1, 1024), (8, 1024), (64, 1024))
+BOUNDARY = (3, 415)
+"""A decode boundary: KV extent, output address and row count sit in three of a step's nodes."""
+
 OURS = "ours"
 
 _ANEW = 5
@@ -43,15 +48,21 @@ def run(driver: Driver, request: Request) -> Measured:
             pair = Chain(driver, stream, length), Chain(driver, stream, length)
             rows.append(_whole(pair, request, notes))
             notes += _anew(pair)
+        for changed, length in ((2, 16),) if driver.is_emulated else (*NODES, BOUNDARY):
+            pair = Chain(driver, stream, length), Chain(driver, stream, length)
+            case = "boundary" if (changed, length) == BOUNDARY else f"nodes k={changed}"
+            rows.append(measure_nodes(f"{case} n={length}", pair, changed, request))
         length = 16 if driver.is_emulated else _STEP_NODES
         pair = Chain(driver, stream, length), Chain(driver, stream, length)
-        notes += [_growth(pair), _every_step(pair)]
+        notes.append(_growth(pair))
+        every_step = {"every node": _ours(pair), "3 nodes": NodeChanges(pair, BOUNDARY[0]).step}
+        notes += [_every_step(pair, f"{what} at", way) for what, way in every_step.items()]
     return Measured(rows, notes)
 
 
 def _whole(pair: Pair, request: Request, notes: list[Note]) -> Row:
     floor, peers = _floor(pair), _peers(pair, request, notes)
-    arms = [floor, _arm(pair, OURS, _ours(pair)), *peers]
+    arms = [floor, pair_arm(pair, OURS, _ours(pair)), *peers]
     driver = pair[0].driver
     timings = measure(arms, effort(driver, request), driver.synchronize)
     return row_of(
@@ -78,7 +89,7 @@ def _ours(pair: Pair) -> Step:
 def _floor(pair: Pair) -> Arm:
     driver, stream = pair[0].driver, pair[0].stream.handle
     if driver.is_emulated:
-        return _arm(pair, "driver calls", EMULATED_PEERS["driver call"](pair))
+        return pair_arm(pair, "driver calls", EMULATED_PEERS["driver call"](pair))
     loop, executable = UpdateLoop(), driver.instantiate(pair[0].graph.handle)
     graphs = itertools.cycle([chain.graph.handle for chain in pair[::-1]])
     check_pair("C loop", lambda: loop.seconds(executable, [next(graphs)], stream, 1), pair)
@@ -93,7 +104,7 @@ def _peers(pair: Pair, request: Request, notes: list[Note]) -> list[Arm]:
             found: Note = {"left out": name, "reason": "asked for"}
         else:
             try:
-                arms.append(_arm(pair, name, build(pair)))
+                arms.append(pair_arm(pair, name, build(pair)))
                 continue
             except Exception as error:  # another library's: one broken peer must not cost the run
                 found = {"left out": name, "reason": f"{type(error).__name__}: {error}"}
@@ -102,36 +113,6 @@ def _peers(pair: Pair, request: Request, notes: list[Note]) -> list[Arm]:
     if not arms:
         raise ConfigurationError(f"peers: expected at least one, got none: {notes}")
     return arms
-
-
-def _arm(pair: Pair, name: str, step: Step) -> Arm:
-    check_pair(name, step, pair)
-    return python_arm(name, step)
-
-
-def check_pair(name: str, step: Step, pair: Pair) -> None:
-    """Two calls, of which the first must run the second chain and the second the first one.
-
-    Raises:
-        GraphcoreError: The arm ``name`` did something else.
-    """
-    for target, other in (pair[::-1], pair):
-        target.clear()
-        other.clear()
-        step()
-        found = target.sum(), other.sum()
-        if found != (target.length, 0):
-            raise GraphcoreError(
-                f"bench update: arm {name}: expected one call to add {target.length} to one sum "
-                f"and nothing to the other, got {found}"
-            )
-
-
-def effort(driver: Driver, request: Request) -> Effort:
-    """So few calls in a burst that the device's queue stays far from full."""
-    if driver.is_emulated:
-        return Effort(rounds=2, bursts=1, calls=2)
-    return Effort(rounds=request.rounds, bursts=8, calls=4)
 
 
 # ---- notes: what has no floor ------------------------------------------------------------------
@@ -167,10 +148,10 @@ def _growth(pair: Pair) -> Note:
     return _note(f"growth over {updates} updates", "bytes", before - after)
 
 
-def _every_step(pair: Pair) -> Note:
-    """How much longer steps take, the device always busy, when each is updated before its launch.
+def _every_step(pair: Pair, what: str, updated: Step) -> Note:
+    """How much longer steps take, the device always busy, when each is changed before its launch.
 
-    Wall time of a run of steps whose executable is updated at each, over one of plain launches.
+    Wall time of a run of steps whose executable is changed at each, over one of plain launches.
     """
     driver, stream = pair[0].driver, pair[0].stream
     plain = pair[0].graph.instantiate()
@@ -190,7 +171,7 @@ def _every_step(pair: Pair) -> Note:
         driver.synchronize()
         times[name].append((time.perf_counter() - start) / steps)
     extra = median(times["updated"]) / median(times["plain"]) - 1
-    label = f"an update at every step of {median(times['plain']) * 1e6:.0f} us"
+    label = f"changing {what} every step of {median(times['plain']) * 1e6:.0f} us"
     return _note(label, "% longer", extra * 100)
 
 

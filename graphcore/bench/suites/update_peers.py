@@ -13,10 +13,8 @@ from typing import Any
 
 from graphcore.bench.suites.chain import Chain
 from graphcore.bench.suites.launch_peers import cuda_core_module
+from graphcore.bench.suites.update_pairs import Pair
 from graphcore.driver.records import StreamHandle
-
-Pair = tuple[Chain, Chain]
-"""Two chains of one length; executables begin with the first, so a first call takes the second."""
 
 
 def cuda_bindings(pair: Pair) -> Callable[[], object]:
