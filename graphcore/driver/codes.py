@@ -213,4 +213,5 @@ _PHRASES = (
     ("merge of two independent capture", "CUDA_ERROR_STREAM_CAPTURE_MERGE"),
     ("not joined to primary stream", "CUDA_ERROR_STREAM_CAPTURE_UNJOINED"),
     ("unjoined work", "CUDA_ERROR_STREAM_CAPTURE_UNJOINED"),
+    ("cuda error: invalid argument", "CUDA_ERROR_INVALID_VALUE"),
 )

@@ -25,8 +25,9 @@ _ADOPT_TORCHS = (
 )
 _UNSEEN = (
     " graphcore saw no refused call meanwhile, so another library made it: one whose error was "
-    "caught, a graph of another library destroyed inside the capture, or, in mode 'global', "
-    "another thread (a data loader that pins memory)."
+    "caught, a library's first call (warm the step up on the capture stream), a graph of another "
+    "library destroyed inside the capture, or, in mode 'global', another thread (a data loader "
+    "that pins memory)."
 )
 
 # what torch says in a capture without the name of a CUDA error: (phrase, rule, what to do)
