@@ -14,6 +14,7 @@ __version__ = "0.1.0"
 # public name -> the module that has it
 _HOMES = {
     "Buffer": "graphcore.resources.buffer",
+    "CacheCounters": "graphcore.reuse",
     "CacheTypeError": "graphcore.errors",
     "CapacityError": "graphcore.errors",
     "Capture": "graphcore.executable",
@@ -23,9 +24,11 @@ _HOMES = {
     "CudaError": "graphcore.errors",
     "Driver": "graphcore.driver",
     "DriverUnavailable": "graphcore.errors",
+    "EagerExec": "graphcore.reuse",
     "Event": "graphcore.driver",
     "Fingerprint": "graphcore.resources.fingerprint",
     "Graph": "graphcore.executable",
+    "GraphCache": "graphcore.reuse",
     "GraphDiff": "graphcore.graph",
     "GraphExec": "graphcore.executable",
     "GraphPlan": "graphcore.plan",
@@ -35,6 +38,7 @@ _HOMES = {
     "Kernel": "graphcore.driver",
     "LaunchConfig": "graphcore.driver.records",
     "LifecycleError": "graphcore.errors",
+    "MemoryReport": "graphcore.executable",
     "OutputGuard": "graphcore.executable",
     "OverwrittenOutputError": "graphcore.errors",
     "PlanBuffer": "graphcore.plan",
@@ -60,6 +64,7 @@ _HOMES = {
 
 __all__ = [
     "Buffer",
+    "CacheCounters",
     "CacheTypeError",
     "CapacityError",
     "Capture",
@@ -69,9 +74,11 @@ __all__ = [
     "CudaError",
     "Driver",
     "DriverUnavailable",
+    "EagerExec",
     "Event",
     "Fingerprint",
     "Graph",
+    "GraphCache",
     "GraphDiff",
     "GraphExec",
     "GraphPlan",
@@ -81,6 +88,7 @@ __all__ = [
     "Kernel",
     "LaunchConfig",
     "LifecycleError",
+    "MemoryReport",
     "OutputGuard",
     "OverwrittenOutputError",
     "PlanBuffer",
@@ -126,6 +134,7 @@ if TYPE_CHECKING:
         Capture,
         Graph,
         GraphExec,
+        MemoryReport,
         OutputGuard,
         StaleResource,
         StaticInputs,
@@ -140,6 +149,7 @@ if TYPE_CHECKING:
     from graphcore.plan import CompiledPlan, GraphPlan, PlanBuffer, PlanNode, PlanProblem
     from graphcore.resources.buffer import Buffer
     from graphcore.resources.fingerprint import Fingerprint, fingerprint
+    from graphcore.reuse import CacheCounters, EagerExec, GraphCache
 
 
 def __getattr__(name: str) -> Any:

@@ -4,6 +4,7 @@ from graphcore.executable.capture_session import Capture
 from graphcore.executable.capturing import capture, capture_function
 from graphcore.executable.graph import Graph
 from graphcore.executable.graph_exec import GraphExec
+from graphcore.executable.memory_report import MemoryReport
 from graphcore.executable.output_guard import OutputGuard
 from graphcore.executable.static_inputs import StaticInputs
 from graphcore.executable.update import UpdateOutcome, UpdateStatus
@@ -13,6 +14,7 @@ __all__ = [
     "Capture",
     "Graph",
     "GraphExec",
+    "MemoryReport",
     "OutputGuard",
     "StaleResource",
     "StaticInputs",

@@ -13,6 +13,8 @@ from graphcore.driver import Driver, Event, Stream, active, stream_handle
 from graphcore.driver.records import CaptureState, StreamHandle
 from graphcore.errors import GraphcoreError, LifecycleError
 
+_DEFAULT_STREAMS = (0, 1, 2)
+
 
 class Fence:
     """A point behind the work that a stream has by now.
@@ -51,8 +53,8 @@ class Fence:
         """Waits for that work.
 
         Raises:
-            LifecycleError: A capture is under way on this thread, which waiting would break, or on
-                the stream itself.
+            LifecycleError: A capture under way, on this thread, on the stream itself or beside the
+                legacy stream, would break.
         """
         if self._is_over:
             return
@@ -60,7 +62,10 @@ class Fence:
         if capture is not None:
             raise LifecycleError(f"{capture.name} is under way on this thread: waiting breaks it")
         if self._event is None and not self._record():
-            raise LifecycleError(f"stream {self._handle:#x} is capturing: it cannot be waited for")
+            raise LifecycleError(
+                f"stream {self._handle:#x}: expected one that can be waited for, got one that is "
+                "capturing, or the legacy stream beside a capture"
+            )
         if self._event is None:
             self._driver.synchronize()
         else:
@@ -77,9 +82,11 @@ class Fence:
             stream.wait(self._event)
 
     def _record(self) -> bool:
-        """Records the event where the stream is there; False where it captures just now."""
+        """Records the event where the stream is there; False where that would break a capture."""
         if not self._is_alive():
             return True
+        if self._handle in _DEFAULT_STREAMS and active.is_any_under_way():
+            return False  # work on the legacy stream breaks captures of blocking streams
         if self._driver.capture_status(self._handle).state is not CaptureState.NONE:
             return False  # the event would become part of the capture
         event = self._driver.event()
