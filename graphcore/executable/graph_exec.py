@@ -294,6 +294,16 @@ class GraphExec(UpdatableExec):
         self._is_fenced = True
         return Fence(self.driver, self._last_stream, self._last_handle)
 
+    def settle(self, fence: Fence) -> bool:
+        """Whether nothing launched before ``fence`` (of :meth:`fence`) or since runs any more.
+
+        Where that is so, a close or an update gives the owners back at once.
+        """
+        if not (self.is_fenced and fence.has_passed()):
+            return False
+        self._resource.launches_have_run()
+        return True
+
     @property
     def is_fenced(self) -> bool:
         """Whether nothing was launched since :meth:`fence`, or ever."""

@@ -102,6 +102,10 @@ class ExecResource:
         """Notes where the next launches go; ``stream`` is held, to be asked about them."""
         self._held.stream, self._held.handle = stream, handle
 
+    def launches_have_run(self) -> None:
+        """Notes that nothing launched up to now runs any more: owners need not wait for it."""
+        self._held.stream = self._held.handle = None
+
     def replace_owners(self, owners: OwnerSet) -> None:
         """Swaps the owners as a whole, after the driver took the change they belong to."""
         self._held.replace(owners)

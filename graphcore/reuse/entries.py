@@ -92,7 +92,7 @@ class Entry:
     def is_in_flight(self) -> bool:
         """Whether a launch of it may still run; True where that cannot be asked just now."""
         fence = self.fence()
-        return fence is not None and not fence.has_passed()
+        return fence is not None and not self.executable.settle(fence)
 
     def facts(self, *, with_flight: bool = True, must_stay: bool = False) -> EntryFacts:
         """What deciding about it needs; asking whether it is in flight costs about 2 us."""

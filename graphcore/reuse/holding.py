@@ -12,6 +12,7 @@ from collections.abc import Callable, Hashable
 from graphcore.driver import Driver, Stream, active
 from graphcore.executable import Graph
 from graphcore.executable.fence import Fence
+from graphcore.executable.retired import release_finished
 from graphcore.interop.torch import MemoryPool
 from graphcore.reuse.budget import Incoming, Limits, idle_keys, make_room
 from graphcore.reuse.decisions import Cause, Departure, Eviction
@@ -108,7 +109,7 @@ class Holding:
 
     def remove(self, entry: Entry, cause: Cause, *, waited: bool = False) -> None:
         """Takes ``entry`` away; its memory goes now, or when its launch has run."""
-        fence = entry.fence()
+        fence = entry.fence() if entry.is_in_flight() else None
         self.forget(entry)
         entry.executable.close()
         departure = Departure(cause, self.lookups, entry.bytes)
@@ -125,6 +126,7 @@ class Holding:
 
     def drop_retired(self, *, wait: bool = False) -> None:
         """Closes what has run by now; ``wait``: waits for the rest."""
+        release_finished()
         if not self._retired or (active.is_any_under_way() and not wait):
             return
         waiting = []
@@ -137,6 +139,7 @@ class Holding:
                 waiting.append(each)
         places = {each.place for each in self._retired}
         self._retired = waiting
+        release_finished()  # owners that an executable itself held back
         for place in places:
             self.measure_pool(place)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -19,6 +19,7 @@ import graphcore
 from graphcore import GraphCache, GraphExec
 from graphcore.driver import Driver
 from graphcore.driver.emulated import EmulatedDriver
+from graphcore.executable.retired import release_finished
 from graphcore.interop import current_stream
 
 
@@ -42,8 +43,11 @@ class LateEvents(EmulatedDriver):
 
 
 @pytest.fixture
-def late() -> LateEvents:
-    return LateEvents()
+def late() -> Iterator[LateEvents]:
+    driver = LateEvents()
+    yield driver
+    driver.is_finished = True
+    release_finished()
 
 
 def launched(cache: GraphCache, key: int, steps: Steps) -> GraphExec:
