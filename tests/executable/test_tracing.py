@@ -111,7 +111,7 @@ def test_the_emulated_driver_says_in_every_form_that_its_times_are_the_hosts(
 
 
 def test_a_slow_node_among_equal_launches_is_the_slow_row(bench: Bench) -> None:
-    count = 1 << 20
+    count = 1 << 22
     x = bench.alloc(4 * count)
     small = bench.kernel_params(add_one, x, 16, config=ONE_BLOCK)
     large = bench.kernel_params(add_one, x, count, config=ONE_BLOCK)
@@ -122,7 +122,7 @@ def test_a_slow_node_among_equal_launches_is_the_slow_row(bench: Bench) -> None:
         profile = graphcore.trace_replays(executable, replays=5)
     (slowest,) = profile.slowest(1)
     assert (slowest.where, slowest.runs) == ("3", 5)
-    assert slowest.share > 0.5
+    assert slowest.share > 1 / 3
     assert len(profile.rows) == 6
 
 
