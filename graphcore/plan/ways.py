@@ -149,7 +149,7 @@ class PlanWays(PlanDeclarations):
         if chosen.capture_status(target.handle).state is not CaptureState.NONE:
             add_to_capture(self._plan, binding, builder, target.handle)
             return
-        device = chosen.stream_device(target.handle)
+        device = chosen.device if stream is None else chosen.stream_device(target.handle)
         if device != chosen.device:
             raise ConfigurationError(
                 f"stream: expected one of device {chosen.device}, got one of device {device}"
