@@ -170,7 +170,7 @@ def note(what: str, code: str | None = None) -> None:
     An error that the block swallows, or another thread gets, is forgotten by CUDA: the capture
     only ends as "invalidated". The first notes are kept, so that its error can say why.
     """
-    captures = [each for each in _waiting.captures if len(each.troubles) < _MOST_TROUBLES]
+    captures = [each for each in under_way() if len(each.troubles) < _MOST_TROUBLES]
     if not captures:
         return
     frames: list[tuple[str, int]] = []

@@ -1,5 +1,6 @@
 """What holds driver handles: capture, Graph, GraphExec, and what an update came to."""
 
+from graphcore.executable.branches import Fork
 from graphcore.executable.capture_session import Capture
 from graphcore.executable.capturing import capture, capture_function
 from graphcore.executable.graph import Graph
@@ -12,6 +13,7 @@ from graphcore.resources.staleness import StaleResource
 
 __all__ = [
     "Capture",
+    "Fork",
     "Graph",
     "GraphExec",
     "MemoryReport",

@@ -25,10 +25,13 @@ def capture(
 ) -> Capture:
     """Captures what a block launches, through torch, CuPy and our kernels alike.
 
-    ``with graphcore.capture() as capture: step()``, then ``capture.graph``. For the block, the
-    capture stream is the current one of torch and CuPy, torch allocates from a pool that the graph
-    owns, and Python's cyclic garbage collector rests (collecting another graph would break the
-    capture). Warm the step up on the same stream before: a library's first call cannot be captured.
+    ``with graphcore.capture() as capture: step()``, then ``capture.graph``; in the block,
+    ``capture.fork()`` branches, ``capture.annotate()`` names nodes, ``capture.keep()`` keeps.
+
+    For the block, the capture stream is the current one of torch and CuPy, torch allocates from a
+    pool that the graph owns, and Python's cyclic garbage collector rests (collecting another graph
+    would break the capture). Warm the step up on the same stream before: a library's first call
+    cannot be captured.
 
     Args:
         stream: Where to capture: a stream of graphcore, torch, CuPy or cuda.core, a handle, or
@@ -88,7 +91,7 @@ def capture_function(
     """
     if not callable(fn):
         raise ConfigurationError(f"fn: expected a callable, got {type(fn).__name__}")
-    if not isinstance(warmup, int):
+    if isinstance(warmup, bool) or not isinstance(warmup, int):
         raise ConfigurationError(f"warmup: expected an int, got {warmup!r}")
     if warmup < 0:
         raise ConfigurationError(f"warmup: expected at least 0, got {warmup}")

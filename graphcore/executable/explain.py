@@ -19,9 +19,11 @@ _CUDA_LIBRARIES = ("torch", "cupy", "cupy_backends", "cuda")
 _INVALIDATED = "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED"
 _WARM_UP = "warm the step up on the capture stream (capture_function does)"
 _DRAW_BEFORE = "draw the numbers before the capture, into a tensor that the graph reads"
+# launched by us, a graph of torch's would draw the same numbers again: only torch's own replay
+# moves its generator
 _ADOPT_TORCHS = (
-    "capture with torch.cuda.CUDAGraph(keep_graph=True) and give it to Graph.adopt, or "
-    + _DRAW_BEFORE
+    "capture with torch.cuda.CUDAGraph(keep_graph=True), replay that (its replay() moves the "
+    f"generator) and read it through Graph.adopt, or {_DRAW_BEFORE}"
 )
 _UNSEEN = (
     " graphcore saw no refused call meanwhile, so another library made it: one whose error was "

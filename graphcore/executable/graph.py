@@ -77,6 +77,9 @@ class Graph(NotCopied):
     def adopt(cls, obj: Any, driver: Driver | None = None) -> Graph:
         """A borrowed view of another library's graph; keeps ``obj`` alive, destroys nothing.
 
+        torch's random operators take their numbers from where torch's own ``replay()`` puts them:
+        launched through graphcore, such a graph draws the same numbers every time.
+
         Args:
             obj: A captured ``torch.cuda.CUDAGraph(keep_graph=True)``, a cuda.core
                 ``GraphDefinition`` or finished ``GraphBuilder``, a ``CUgraph``, a handle as int,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import gc
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from graphcore.driver import active
@@ -37,7 +37,8 @@ class _Rest:
         with self._lock:
             self._captures -= 1
             if not self._captures:
-                gc.callbacks.remove(_note_collection)
+                with suppress(ValueError):  # somebody emptied the list
+                    gc.callbacks.remove(_note_collection)
                 if self._was_on:
                     gc.enable()
 

@@ -318,12 +318,57 @@ def test_annotations_nest_into_paths(graphcore_driver: Driver) -> None:
     assert labels == ["", "outer", "outer/inner", "outer/same nodes"]
 
 
+def test_the_modules_of_a_step_name_their_nodes(graphcore_driver: Driver) -> None:
+    device = device_of(graphcore_driver)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU()).to(device)
+    x = torch.ones(2, 4, device=device)
+    capture = graphcore.capture(driver=graphcore_driver)
+    with torch.no_grad():
+        capture.warm_up(lambda: model(x), 1)
+        with capture, capture.annotate_modules(model):
+            model(x)
+    labels = {node.label for node in capture.graph.snapshot().nodes}
+    assert labels == {"0", "1"}
+    assert not model[0]._forward_hooks
+    assert not model[0]._forward_pre_hooks
+
+
+def test_only_the_modules_that_are_asked_for_are_named(graphcore_driver: Driver) -> None:
+    device = device_of(graphcore_driver)
+    model = torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Tanh()).to(device)
+    x = torch.ones(2, 4, device=device)
+    model(x)
+    with graphcore.capture(driver=graphcore_driver) as capture:
+        with pytest.raises(ConfigurationError, match="names: expected names of submodules"):
+            capture.annotate_modules(model, ["2"]).__enter__()
+        with capture.annotate_modules(model, ["1"]):
+            model(x)
+    assert [node.label for node in capture.graph.snapshot().nodes] == ["", "1"]
+
+
+def test_a_label_that_is_lost_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    driver = EmulatedDriver()
+    x = torch.ones(4)
+    with caplog.at_level(logging.WARNING, "graphcore"), graphcore.capture(driver=driver) as capture:
+        for after in (0, 1):  # where the block begins, and where it ends
+            driver.faults.inject("nodes", after=after)
+            with capture.annotate(f"layer {after}"):
+                x.add_(1)
+    lost = [record.message for record in caplog.records]
+    assert len(lost) == 2
+    assert "the label 'layer 0' is lost" in lost[0]
+    assert "the label 'layer 1' is lost" in lost[1]
+    assert [node.label for node in capture.graph.snapshot().nodes] == ["", ""]
+
+
 def test_annotate_and_keep_are_for_the_block_only(graphcore_driver: Driver) -> None:
     capture = graphcore.capture(driver=graphcore_driver)
     with pytest.raises(LifecycleError, match=r"capture\.keep"):
         capture.keep(object())
     with pytest.raises(LifecycleError, match=r"capture\.annotate"), capture.annotate("early"):
         pass
+    with pytest.raises(LifecycleError, match=r"capture\.annotate_modules"):
+        capture.annotate_modules(torch.nn.ReLU())
 
 
 def test_what_the_block_keeps_lives_as_long_as_an_executable(graphcore_driver: Driver) -> None:
@@ -459,7 +504,7 @@ def test_capture_function_keeps_what_a_nested_argument_holds(graphcore_driver: D
     assert torch.allclose(replayed_values, expected.cpu(), atol=1e-6)
 
 
-@pytest.mark.parametrize("warmup", ["3", None, 1.5])
+@pytest.mark.parametrize("warmup", ["3", None, 1.5, True])
 def test_a_warm_up_that_is_no_count_is_refused(warmup: Any) -> None:
     with pytest.raises(ConfigurationError, match="warmup: expected an int"):
         graphcore.capture_function(lambda: None, warmup=warmup)
