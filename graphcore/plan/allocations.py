@@ -44,8 +44,8 @@ def _lifetimes(level: Level) -> dict[int, _Lifetime]:
 def _pairing_problems(level: Level, lifetime: _Lifetime) -> Iterator[PlanProblem]:
     name, begins, ends = lifetime.buffer.name, lifetime.begins, lifetime.ends
     if lifetime.buffer.origin != "allocated":
-        message = f"buffer {name!r} is given, not allocated, and has no end in the plan"
-        yield _problem(level, message, *ends[:1])
+        message = f"buffer {name!r} is given, so that the plan neither begins nor ends it"
+        yield _problem(level, message, (*begins, *ends)[0])
         return
     for nodes, verb in ((begins, "allocated"), (ends, "deallocated")):
         for again in nodes[1:]:

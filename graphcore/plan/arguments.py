@@ -6,6 +6,7 @@ of the parameter; a condition goes into a u64. What a launch reads and writes fo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,6 +32,13 @@ _DTYPES: dict[str, tuple[str, ...]] = {
     "f32": ("float32",),
     "f64": ("float64",),
 }
+# what every compute capability takes (CUDA C++ programming guide, "Compute Capabilities")
+_MOST = {
+    "grid": (2**31 - 1, 65535, 65535),
+    "block": (1024, 1024, 64),
+    "cluster": (16, 16, 16),
+}
+_MOST_THREADS = 1024
 # a pointer to bytes takes any buffer
 _BYTES = frozenset({"void", "u8"})
 
@@ -61,17 +69,35 @@ def check_arguments(kernel: Kernel, values: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def check_config(config: Any) -> LaunchConfig:
-    """The launch shape; ConfigurationError where a size is not a positive int."""
+    """The launch shape, held to what every device of CUDA takes.
+
+    Raises:
+        ConfigurationError: No launch shape, a size below 1 or beyond CUDA's limits, more than 1024
+            threads in a block, or a grid that its clusters do not divide.
+    """
     if not isinstance(config, LaunchConfig):
         raise ConfigurationError(
             f"config: expected a graphcore.LaunchConfig, got {type(config).__name__}"
         )
-    for name in ("grid", "block", "cluster"):
+    for name, most in _MOST.items():
         sizes = getattr(config, name)
-        if len(sizes) != 3 or any(not isinstance(n, int) or n < 1 for n in sizes):
+        if len(sizes) != 3 or any(
+            not isinstance(n, int) or not 1 <= n <= limit
+            for n, limit in zip(sizes, most, strict=False)
+        ):
             raise ConfigurationError(
-                f"config.{name}: expected three sizes of at least 1, got {sizes}"
+                f"config.{name}: expected three sizes from 1 to {most}, got {sizes}"
             )
+    threads = math.prod(config.block)
+    if threads > _MOST_THREADS:
+        raise ConfigurationError(
+            f"config.block: expected at most {_MOST_THREADS} threads, got {config.block} = "
+            f"{threads}"
+        )
+    if any(n % step for n, step in zip(config.grid, config.cluster, strict=True)):
+        raise ConfigurationError(
+            f"config.grid: expected multiples of the cluster {config.cluster}, got {config.grid}"
+        )
     return config
 
 

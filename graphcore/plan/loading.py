@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
@@ -49,8 +49,14 @@ def from_json(text: str, kernels: Sequence[Kernel], plan_type: type[GraphPlan]) 
 
     Raises:
         ConfigurationError: Not such a text, damaged, or of a version this library does not know;
-            or a kernel of ``kernels`` that has another signature than the saved one.
+            or ``kernels`` are none, or one has another signature than the saved one.
     """
+    given = [*kernels] if isinstance(kernels, Iterable) else [kernels]
+    for kernel in given:
+        if not isinstance(kernel, Kernel):
+            raise ConfigurationError(
+                f"kernels: expected graphcore.Kernel objects, got {type(kernel).__name__}"
+            )
     try:
         data = json.loads(text)
     except (ValueError, TypeError, RecursionError) as error:
@@ -60,7 +66,7 @@ def from_json(text: str, kernels: Sequence[Kernel], plan_type: type[GraphPlan]) 
     if data.get("version") != VERSION or isinstance(data["version"], bool):
         raise _damaged(f"expected version {VERSION}, got {data.get('version')!r:.40}")
     try:
-        reader = _Reader(_kernels(data, kernels), plan_type)
+        reader = _Reader(_kernels(data, given), plan_type)
         for entry in _list(data, "plans"):
             reader.plans.append(reader.plan(entry))
         return reader.plans[_index(data, "plan", len(reader.plans))]

@@ -50,9 +50,9 @@ class GraphPlan(PlanWays, PlanForms):
 
     Derived order: a node comes after each earlier node that touches a byte it touches, where one
     of the two writes it; a wait after the records of its event; what sets a condition before the
-    conditional node it decides. A record, and a join, callback or call that names no memory, come
-    after all nodes before them; a wait, and a join, callback or call that names no memory, come
-    before all nodes after them.
+    conditional node it decides; host callbacks one after the other. A record comes after all nodes
+    before it, a wait before all nodes after it; a join, and a callback, call or graph of which no
+    reads and writes are known, both.
     """
 
     # ---- memory of the graph ------------------------------------------------------------------

@@ -149,6 +149,10 @@ def test_a_condition_needs_a_parameter_of_64_bits() -> None:
         LaunchConfig((1, 1, 1), (32, 1)),  # type: ignore[arg-type]
         LaunchConfig((1, 1, 1), (32, 1, 1), cluster=(-1, 1, 1)),
         LaunchConfig((1, 1, 1), (1.5, 1, 1)),  # type: ignore[arg-type]
+        LaunchConfig((1, 65536, 1), (32, 1, 1)),
+        LaunchConfig((1, 1, 1), (32, 33, 1)),
+        LaunchConfig((1, 1, 1), (1, 1, 65)),
+        LaunchConfig((3, 1, 1), (32, 1, 1), cluster=(2, 1, 1)),
     ],
 )
 def test_a_launch_shape_that_cannot_be_is_refused(config: Any) -> None:

@@ -146,6 +146,16 @@ def test_of_several_given_kernels_the_one_of_the_saved_source_is_taken() -> None
     assert again.nodes[0].work.kernel is fill_value
 
 
+@pytest.mark.parametrize("kernels", [3, [None], ["fill_value"]])
+def test_what_is_no_kernel_is_refused(kernels: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"kernels: expected graphcore\.Kernel"):
+        GraphPlan.from_json(saved_fill(), kernels=kernels)
+
+
+def test_one_kernel_may_be_given_by_itself() -> None:
+    assert GraphPlan.from_json(saved_fill(), kernels=fill_value).nodes[0].work.kernel is fill_value
+
+
 def test_a_kernel_without_source_must_be_given() -> None:
     plan = GraphPlan()
     plan.launch(set_condition, ONE_BLOCK, plan.condition("more"), 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from collections.abc import Callable
 from dataclasses import replace
@@ -210,7 +211,7 @@ CASES: dict[str, tuple[Make, str, tuple[str, ...], str]] = {
     "missing name": (a_name_that_never_comes, "order", ("n",), "no node is called that"),
     "name twice": (a_name_twice, "name", ("n",), "2 nodes are called 'n'"),
     "never deallocated": (never_deallocated, "allocation", ("allocate t",), "never deallocated"),
-    "never allocated": (never_allocated, "allocation", ("n",), "'x' is given, not allocated"),
+    "never allocated": (never_allocated, "allocation", ("n",), "'x' is given, so that"),
     "deallocated twice": (deallocated_twice, "allocation", ("one", "two"), "deallocated twice"),
     "before its allocation": (
         used_before_its_allocation,
@@ -350,6 +351,45 @@ def test_a_body_may_use_what_the_plan_allocates() -> None:
     (problem,) = plan.validate()
     assert problem.nodes == ("end", "choice")
     assert body.validate() == []
+
+
+def test_nothing_is_copied_or_filled_where_a_view_has_no_elements() -> None:
+    plan = GraphPlan()
+    x = plan.buffer("x", (0, 4))
+    plan.memset(x, 0.0, after=())
+    plan.memcpy(x[:, :2], x[:, 2:], after=())
+    assert plan.validate() == []
+
+
+@pytest.mark.parametrize(
+    ("dropped", "message"),
+    [
+        ([0], "'t' is deallocated, and not allocated here"),
+        ([0, 2], "'t' has no allocation node here"),
+    ],
+)
+def test_an_allocation_that_is_missing_from_a_saved_plan_is_told(
+    dropped: list[int], message: str
+) -> None:
+    plan = GraphPlan()
+    tmp = plan.allocate("t", (4,))
+    plan.memset(tmp, 0.0)
+    plan.deallocate(tmp)
+    data = json.loads(plan.to_json())
+    nodes = data["plans"][0]["nodes"]
+    data["plans"][0]["nodes"] = [n for index, n in enumerate(nodes) if index not in dropped]
+    found = GraphPlan.from_json(json.dumps(data)).validate()
+    assert {problem.kind for problem in found} == {"allocation"}
+    assert any(message in problem.message for problem in found)
+
+
+def test_an_allocation_node_of_a_given_buffer_in_a_saved_plan_is_told() -> None:
+    plan = GraphPlan()
+    plan.deallocate(plan.allocate("t", (4,)))
+    data = json.loads(plan.to_json())
+    data["plans"][0]["buffers"][0]["origin"] = "argument"
+    (problem,) = GraphPlan.from_json(json.dumps(data)).validate()
+    assert (problem.kind, problem.nodes) == ("allocation", ("allocate t",))
 
 
 def test_check_raises_with_all_problems_and_shows_the_first_ten() -> None:

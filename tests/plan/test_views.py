@@ -96,6 +96,21 @@ def test_a_reshape_of_nothing_keeps_the_number_of_elements() -> None:
 
 
 @pytest.mark.parametrize(
+    ("shape", "why"),
+    [
+        ((-1, -1), "only one size may be -1"),
+        ((5, -1), "12 elements do not fit"),
+        ((5, 2), "12 elements do not fit"),
+        ((-2,), "at least -1"),
+        ((2.0, 6), "expected ints"),
+    ],
+)
+def test_a_shape_of_another_number_of_elements_is_refused(shape: Any, why: str) -> None:
+    with pytest.raises(ConfigurationError, match=why):
+        buffer(3, 4).whole.reshape(shape)
+
+
+@pytest.mark.parametrize(
     ("old", "new", "shape"),
     [
         ("float32", "int32", (4, 8)),
