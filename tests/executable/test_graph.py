@@ -61,7 +61,8 @@ def test_memory_of_the_graphs_own_pool_counts_by_order(bench: Bench) -> None:
     digests = []
     for address in (bench.alloc(16), bench.alloc(16)):
         pool = MemoryPool(bench.driver.device)
-        pool.pool = SimpleNamespace(snapshot=lambda at=address: [{"address": at, "total_size": 16}])
+        segments = [{"address": address, "total_size": 16}]
+        pool._holder = [SimpleNamespace(snapshot=lambda found=segments: found)]
         owners = OwnerSet().with_(pool, label="torch memory pool")
         graph = Graph(bench.driver, handle_of(bench, address), owners=owners, owned=False)
         assert graph.private_memory() == [(address, 16)]
