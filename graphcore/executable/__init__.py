@@ -7,6 +7,7 @@ from graphcore.executable.graph import Graph
 from graphcore.executable.graph_exec import GraphExec
 from graphcore.executable.memory_report import MemoryReport
 from graphcore.executable.output_guard import OutputGuard
+from graphcore.executable.rebinding import RebindOutcome, RebindRoute
 from graphcore.executable.static_inputs import StaticInputs
 from graphcore.executable.update import UpdateOutcome, UpdateStatus
 from graphcore.resources.staleness import StaleResource
@@ -18,6 +19,8 @@ __all__ = [
     "GraphExec",
     "MemoryReport",
     "OutputGuard",
+    "RebindOutcome",
+    "RebindRoute",
     "StaleResource",
     "StaticInputs",
     "UpdateOutcome",

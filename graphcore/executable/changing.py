@@ -10,10 +10,18 @@ from __future__ import annotations
 import logging
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from graphcore.driver import Driver, active
-from graphcore.driver.records import ExecHandle, KernelParams, LaunchConfig, NodeKind
+from graphcore.driver.records import (
+    ExecHandle,
+    KernelParams,
+    LaunchConfig,
+    NodeHandle,
+    NodeKind,
+    NodeParams,
+)
 from graphcore.errors import ConfigurationError, CudaError, LifecycleError
 from graphcore.executable.current import CurrentParameters
 from graphcore.executable.handles import ExecResource, NotCopied
@@ -37,11 +45,11 @@ class ChangeableExec(NotCopied):
     """What :class:`GraphExec` does to its nodes."""
 
     __slots__ = (
-        "_current", "_graph", "_owners", "_refusal", "_resource",
-        "_version", "driver",
+        "_copy", "_current", "_graph", "_owners", "_refusal", "_resource", "_version", "driver",
     )  # fmt: skip
 
     driver: Driver
+    _copy: Graph | None  # a graph that was made here and that nobody else has
     _current: CurrentParameters
     _graph: Graph | None
     _owners: OwnerSet
@@ -214,11 +222,9 @@ class ChangeableExec(NotCopied):
     def _moved(self, version: Version) -> None:
         """An update or a new executable brought ``version``: nodes stay off, bindings go on."""
         before = self._current
-        after = before.moved(self._resource.source, version, self._owners)
-        for handle in after.disabled:
-            if self.driver.node_enabled(self._resource.handle, handle):
-                self.driver.set_node_enabled(self._resource.handle, handle, False)
-        lost = len(before.disabled) - len(after.disabled)
+        self._current = before.moved(self._resource.source, version, self._owners)
+        self._keep_disabled()
+        lost = len(before.disabled) - len(self._current.disabled)
         if lost:
             _log.warning(
                 "%r: %d nodes that were switched off do their work again: the new graph has other "
@@ -226,23 +232,43 @@ class ChangeableExec(NotCopied):
                 self,
                 lost,
             )
-        self._current = after
+
+    def _keep_disabled(self) -> None:
+        for handle in self._current.disabled:
+            if self.driver.node_enabled(self._resource.handle, handle):
+                self.driver.set_node_enabled(self._resource.handle, handle, False)
+
+    # ---- a graph of what runs now --------------------------------------------------------------
+
+    def _copy_with(self, changes: Mapping[NodeHandle, NodeParams]) -> Graph:
+        """A graph of what runs now, with ``changes``; raises as ``clone_with``."""
+        from graphcore.executable.graph import Graph
+
+        now = self._version_graph("graph")
+        handle = self._current.clone_with(changes)
+        made = Graph(self.driver, handle, owners=self._owners, annotations=now.annotations)
+        made.inherit(now)
+        return made
+
+    def _take_copy(self, made: Graph, changes: Mapping[NodeHandle, NodeParams]) -> None:
+        """The executable runs now what ``made``, a copy of its graph with ``changes``, says."""
+        for handle, params in changes.items():
+            self._current.note(handle, params)
+        self._changes_become_a_version()
+        # a copy has the launch attributes of its original: no need to read them
+        version = replace(self._version, resource=made.resource)
+        self._current.rebased(version)
+        self._graph, self._version, self._copy = made, version, made
+        self._keep_disabled()
 
     def _current_graph(self) -> Graph:
         """A graph that says what runs now: the version's own where no node was changed since."""
-        from graphcore.executable.graph import Graph
-
-        graph = self._graph
-        assert graph is not None
-        if not self._current.changes():
-            return graph
-        handle = self._current.clone_with({})
-        made = Graph(self.driver, handle, owners=self._owners, annotations=graph.annotations)
-        made.inherit(graph)
-        version = Version.of(made)
-        self._current.rebased(version)
-        self._graph, self._version = made, version
-        return made
+        if self._current.changes():
+            self._take_copy(self._copy_with({}), {})
+        graph = self._version_graph("graph")
+        if graph is self._copy:  # from here on somebody has it: its owners stay
+            self._copy = None
+        return graph
 
     def _version_graph(self, what: str) -> Graph:
         """The graph of the version, without the changes of single nodes."""
@@ -255,6 +281,10 @@ class ChangeableExec(NotCopied):
     @abstractmethod
     def _unbind(self) -> None:
         """Lets the next launch bind its stream again."""
+
+    @abstractmethod
+    def _changes_become_a_version(self) -> None:
+        """What is known by changes of single nodes is about to be known by a graph of its own."""
 
     @abstractmethod
     def close(self) -> None:
@@ -274,6 +304,8 @@ class ChangeableExec(NotCopied):
     def _set_owners(self, owners: OwnerSet) -> None:
         self._resource.replace_owners(owners)
         self._owners = owners
+        if self._copy is not None and self._graph is self._copy:
+            self._copy.keep(owners)
 
     @property
     def is_closed(self) -> bool:

@@ -121,6 +121,10 @@ class Graph(NotCopied):
         """What the graph keeps alive."""
         return self._owners
 
+    def keep(self, owners: OwnerSet) -> None:
+        """Keeps alive ``owners`` instead of what it kept."""
+        self._owners = owners.recorded(self.driver)
+
     @property
     def launch_attributes(self) -> LaunchAttributes:
         """Cluster, cooperative flag and priority of every kernel node.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -27,14 +27,15 @@ from graphcore.executable.current import CurrentParameters
 from graphcore.executable.embedding import embed
 from graphcore.executable.fence import Fence
 from graphcore.executable.handles import ExecResource
+from graphcore.executable.rebindable import RebindableExec
 from graphcore.executable.runs import Runs, bind_counted, runs_of
 from graphcore.executable.update import Version
 from graphcore.executable.update_history import UpdateHistory
-from graphcore.executable.updating import UpdatableExec
 from graphcore.executable.validity import Validity, stale_error
 from graphcore.interop import current_stream, current_stream_holder
 from graphcore.interop.drivers import same_driver
 from graphcore.resources.lifetime import OwnerSet
+from graphcore.resources.spans import Span
 from graphcore.resources.staleness import StaleResource
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ _CHECK_FIRST = "check first"
 _UNBOUND: Any = object()  # is no stream
 
 
-class GraphExec(UpdatableExec):
+class GraphExec(RebindableExec):
     """An executable. Made by :meth:`Graph.instantiate`; ``close()`` is final."""
 
     __slots__ = (
@@ -74,6 +75,7 @@ class GraphExec(UpdatableExec):
         self._raise_launch = graph.driver.raise_launch
         self._resource = resource
         self._graph = graph
+        self._copy = None
         self._owners = graph.owners
         self._version = Version.of(graph)
         self._current = CurrentParameters(resource.source, self._version, self._owners)
@@ -261,8 +263,24 @@ class GraphExec(UpdatableExec):
             self._unbind()
         self._validity.close()
         self._validity = self._listening(graph)
+        self._forgive()
+
+    def _forgive(self) -> None:
+        """What was said to be stale is so no more."""
         self._marked = None
         self._refusal = _CHECK_FIRST if self._guard == "full" else None
+
+    def _changes_become_a_version(self) -> None:
+        self._validity.rebase(self._owners, self._current)
+
+    def _watched(self) -> Mapping[str, Any]:
+        return self._validity.names()
+
+    def _exchanged(self, old: Sequence[Span]) -> None:
+        self._validity.forget(old)
+        marked = self._marked
+        if marked is not None and marked.label in ("", *(span.name for span in old)):
+            self._forgive()
 
     # ---- the rest ------------------------------------------------------------------------------
 
@@ -322,7 +340,7 @@ class GraphExec(UpdatableExec):
         self._resource.close()
         self._validity.close()
         self._owners = OwnerSet()
-        self._graph = None
+        self._graph = self._copy = None
 
     def __enter__(self) -> GraphExec:
         return self

@@ -8,7 +8,7 @@ addresses point into (the footprint). The footprint is read once, when a full gu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from graphcore.driver.records import NodeHandle, NodeParams
 from graphcore.errors import StaleGraphError
@@ -22,7 +22,9 @@ from graphcore.resources.buffer import Buffer
 from graphcore.resources.footprint import Footprint, find_changed, record
 from graphcore.resources.lifetime import OwnerSet
 from graphcore.resources.pools import Blocks
+from graphcore.resources.spans import Span
 from graphcore.resources.staleness import StaleResource, find_stale
+from graphcore.resources.tensors import TensorRef
 from graphcore.resources.watching import Alarm, Watch
 
 
@@ -91,6 +93,23 @@ class Validity:
             return self._footprint
         changed = (node for node, params in changes.items() if known.get(node) != params)
         return self.look(current.snapshot(), owners, frozenset(changed))
+
+    def rebase(self, owners: OwnerSet, current: CurrentParameters) -> None:
+        """The changes of single nodes up to now are about to be a version of their own."""
+        if self._footprint is not None:
+            self._look_again(owners, current)
+        self._changes = {}
+
+    def names(self) -> dict[str, TensorRef]:
+        """The memory that is watched, by name, as it was."""
+        return {watch.name: watch.record.tensor for watch in self._watches}
+
+    def forget(self, spans: Sequence[Span]) -> None:
+        """Watches nothing in ``spans`` any more: nothing points there."""
+        watched = ((watch, Span(watch.name, *watch.extent)) for watch in self._watches)
+        self._watches = tuple(
+            watch for watch, memory in watched if not any(span.covers(memory) for span in spans)
+        )
 
     def listen(self, ring: Callable[[], None], owners: OwnerSet) -> None:
         """Lets ``ring`` hear when an owner closes, or memory that is watched goes."""

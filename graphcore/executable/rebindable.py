@@ -1,0 +1,86 @@
+"""RebindableExec: the half of an executable that is made to work on other buffers.
+
+What is to be done is decided in rebinding.py; here is what it does to the executable.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from graphcore.driver.records import NodeHandle, NodeParams
+from graphcore.executable.rebind_request import checked_names
+from graphcore.executable.rebinding import RebindOutcome, rebind
+from graphcore.executable.updating import UpdatableExec
+from graphcore.resources.spans import Span
+
+if TYPE_CHECKING:
+    from graphcore.executable.graph import Graph
+
+
+class RebindableExec(UpdatableExec):
+    """What :class:`GraphExec` does with buffers."""
+
+    __slots__ = ()
+
+    def rebind(
+        self,
+        buffers: Mapping[str, Any] | Iterable[tuple[Any, Any]],
+        names: Mapping[str, Any] | None = None,
+        reinstantiate: bool = True,
+    ) -> RebindOutcome:
+        """Makes the executable work on other buffers, all of them or none.
+
+        Kernel arguments (also inside structures of other libraries), copies and fills, in child
+        graphs and conditional bodies too; pointers into the middle of a buffer keep their offset.
+        All pointers are exchanged at once, so that two buffers may trade places. A running launch
+        keeps what it has.
+
+        Args:
+            buffers: (old, new) pairs, or name -> new. Tensors, buffers, or (address, bytes) for
+                raw memory. An old one that the graph keeps counts as it was at capture: where a
+                tensor got other memory since, that is mended by ``{"its label": tensor}``. The new
+                one has the same element type and strides, and is at least as large.
+            names: Name -> old, for names that were not given at capture or to ``Graph.watch``. A
+                word that lies in one of these as well as in an old buffer is ambiguous.
+            reinstantiate: Build a new executable behind this object where CUDA takes the new
+                pointers no other way (copies of several rows).
+
+        Returns:
+            What was changed, and how: node by node where that is cheaper, else by a whole update.
+
+        Raises:
+            LifecycleError: Closed, a capture is under way on this thread, or a closed buffer.
+            CacheTypeError: What is no tensor.
+            ConfigurationError: No pairs, an unknown name, old is new, old buffers or new ones that
+                overlap, a new one that is smaller, of another dtype or strides, less aligned, on
+                the host or of another driver; a word that is ambiguous (names node, argument and
+                byte); an old one that no node points into.
+            UpdateRefused: CUDA refuses, and nothing may be built anew.
+            CudaError: Another failure. After any error the executable is as before, or the notes
+                say which nodes are not.
+        """
+        self._refuse_change("rebind")
+        return rebind(self, buffers, {**self._watched(), **checked_names(names)}, reinstantiate)
+
+    def _take_anew(self, made: Graph, changes: Mapping[NodeHandle, NodeParams]) -> None:
+        """As :meth:`_take_copy`, by a new executable behind this object."""
+        self._replace(made)
+        for handle, params in changes.items():
+            self._current.note(handle, params)
+        self._changes_become_a_version()
+        version = replace(self._version, resource=made.resource)
+        self._graph, self._version, self._copy = made, version, made
+        self._moved(version)
+
+    # ---- what the half that launches has -------------------------------------------------------
+
+    @abstractmethod
+    def _watched(self) -> Mapping[str, Any]:
+        """Memory that is watched under a name."""
+
+    @abstractmethod
+    def _exchanged(self, old: Sequence[Span]) -> None:
+        """Nothing of the executable points into ``old`` any more."""
