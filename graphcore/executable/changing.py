@@ -35,6 +35,7 @@ from graphcore.resources.lifetime import OwnerSet
 if TYPE_CHECKING:
     from graphcore.executable.graph import Graph
     from graphcore.resources.fingerprint import Fingerprint
+    from graphcore.resources.pools import Blocks
 
 
 CLOSED = "closed"
@@ -77,6 +78,10 @@ class ChangeableExec(NotCopied):
     def private_memory(self) -> list[tuple[int, int]]:
         """(address, bytes) of memory that is this executable's alone."""
         return self._version_graph("private_memory").private_memory()
+
+    def pool_blocks(self) -> Blocks | None:
+        """As :meth:`Graph.pool_blocks`."""
+        return self._version_graph("pool_blocks").pool_blocks()
 
     @property
     def graph(self) -> Graph:

@@ -23,9 +23,11 @@ from graphcore.graph.snapshot import GraphSnapshot
 from graphcore.interop import choose_driver, cuda_core
 from graphcore.interop import torch as torch_interop
 from graphcore.interop.drivers import same_driver
+from graphcore.interop.torch_memory import blocks_of
 from graphcore.resources.driver_argument import checked_driver
 from graphcore.resources.footprint import Footprint
 from graphcore.resources.lifetime import OwnerSet
+from graphcore.resources.pools import Blocks
 from graphcore.resources.watching import Watch, watch_all
 
 if TYPE_CHECKING:
@@ -157,6 +159,11 @@ class Graph(NotCopied):
     def private_memory(self) -> list[tuple[int, int]]:
         """(address, bytes) of memory that is this graph's alone: its torch pool's, temporaries."""
         return own_memory(self.resource, self._owners)
+
+    def pool_blocks(self) -> Blocks | None:
+        """The pieces of memory that torch has handed out on the device; None where it has none."""
+        torch_blocks = blocks_of(self.driver)
+        return None if torch_blocks is None else torch_blocks.read()
 
     def watch(self, names: Mapping[str, Any] | None = None) -> None:
         """Notes which memory the graph works on, so that a later check sees what became of it.

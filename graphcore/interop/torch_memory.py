@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 from graphcore.driver import Driver
@@ -21,8 +22,7 @@ class TorchBlocks:
 
     def __init__(self, device: int) -> None:
         self._device = device
-        self._count: tuple[int, int] | None = None
-        self._blocks = Blocks()
+        self._known: tuple[tuple[int, int] | None, Blocks] = (None, Blocks())
 
     def read(self) -> Blocks:
         """The pieces as they are now (about 20 us where nothing changed, else some ms)."""
@@ -30,15 +30,21 @@ class TorchBlocks:
         if torch is None:
             return Blocks()
         count = _allocation_count(torch, self._device)
-        if count is None or count != self._count:
-            self._blocks = Blocks(_pieces(torch.cuda.memory_snapshot(), self._device))
-            self._count = count
-        return self._blocks
+        if count is None or count != self._known[0]:
+            blocks = Blocks(_pieces(torch.cuda.memory_snapshot(), self._device))
+            self._known = (count, blocks)
+        return self._known[1]
 
 
 def blocks_of(driver: Driver) -> TorchBlocks | None:
     """The pieces of torch on the driver's device; None on the emulated driver, which has none."""
-    return None if driver.is_emulated else TorchBlocks(driver.device)
+    return None if driver.is_emulated else _of_device(driver.device)
+
+
+@cache
+def _of_device(device: int) -> TorchBlocks:
+    """One for all who ask, as torch has one allocator."""
+    return TorchBlocks(device)
 
 
 def _begun() -> Any:

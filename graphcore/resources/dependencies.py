@@ -1,7 +1,7 @@
-"""What a graph depends on, field by field: the fields that a fingerprint is made of.
+"""What a graph depends on, field by field, in an order that the graph alone decides.
 
-Handles are left out or counted by first appearance; pointers become the place they point into.
-Values are plain data with one ``repr`` each, so that they can be hashed and compared.
+One pass over the nodes. What many kernels share (function, signature, launch shape) and what many
+pointers share (the place they point into) is worked out once.
 """
 
 from __future__ import annotations
@@ -20,122 +20,143 @@ from graphcore.driver.records import (
     FreeParams,
     HostParams,
     KernelParams,
+    LaunchConfig,
     MemcpyParams,
     MemsetParams,
+    NodeParams,
 )
 from graphcore.errors import ConfigurationError
-from graphcore.graph.nodes import Argument, NodeRecord
+from graphcore.graph.nodes import NodeRecord
 from graphcore.graph.snapshot import GraphSnapshot
 from graphcore.resources.addresses import AddressBook, Place
-from graphcore.resources.attribution import pointers
+from graphcore.resources.argument_words import ArgumentShapes
+from graphcore.resources.fields import Group, Named, StructValue, Value
+from graphcore.resources.identity import identity_of
+from graphcore.resources.pools import Blocks
 
 
 @dataclass(frozen=True, slots=True)
-class StructValue:
-    """An argument with pointers inside: its other bytes, and (byte offset, place) of each.
+class Owned:
+    """A tensor that a graph keeps: its label, and how it was recorded."""
 
-    ``rest`` is empty where the other bytes do not count.
+    label: str
+    address: int
+    nbytes: int
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What is known of a graph beyond its nodes.
+
+    Args:
+        names: Name -> tensor, buffer or (address, bytes).
+        driver: Whom to ask about other addresses; None asks nobody.
+        private: (address, bytes) that are the graph's alone.
+        owned: The tensors it keeps.
+        blocks: The pieces that another allocator has handed out.
     """
 
-    rest: bytes
-    places: tuple[tuple[int, Place], ...]
-
-    def __str__(self) -> str:
-        pieces = [f"at byte {offset} {place}" for offset, place in self.places]
-        if any(self.rest):
-            pieces.insert(0, words_of(self.rest))
-        return ", ".join(pieces)
+    names: Mapping[str, Any]
+    driver: Driver | None = None
+    private: Iterable[tuple[int, int]] = ()
+    owned: Iterable[Owned] = ()
+    blocks: Blocks | None = None
 
 
-Value = None | bool | int | str | bytes | Place | StructValue | tuple["Value", ...]
+def dependencies(snapshot: GraphSnapshot, around: Surroundings) -> tuple[tuple[Group, ...], str]:
+    """The fields of a graph, inner graphs included, and their digest (32 hex digits)."""
+    groups = []
+    digest = blake2b(digest_size=16)
+    for group, text in _Writer(snapshot, around).graph(snapshot, "", tuple(around.owned)):
+        groups.append(group)
+        digest.update(f"{group.level}{group.index}:{text}\n".encode())
+    return tuple(groups), digest.hexdigest()
 
 
-@dataclass(frozen=True, slots=True)
-class Field:
-    """One thing a graph depends on: ``where`` names the node (or the graph) in words."""
+class _Shared:
+    """Fields that many nodes share, with their text."""
 
-    where: str
-    field: str
-    value: Value
+    __slots__ = ("short_name", "text", "values")
 
-    def __str__(self) -> str:
-        return f"{self.where}: {self.field} = {words_of(self.value)}"
-
-
-def dependencies(
-    snapshot: GraphSnapshot,
-    names: Mapping[str, Any],
-    driver: Driver | None,
-    private: Iterable[tuple[int, int]],
-) -> Iterator[Field]:
-    """Every field of a graph, inner graphs included; arguments as of ``fingerprint``."""
-    return _Writer(snapshot, names, driver, private).graph(snapshot, "")
-
-
-def words_of(value: Value) -> str:
-    """A field's value as a person reads it."""
-    if not isinstance(value, bytes):
-        return str(value)
-    if len(value) in (1, 2, 4, 8):
-        return f"{int.from_bytes(value, 'little'):#x}"
-    return f"<{value.hex(' ', -8)}>"
+    def __init__(self, values: Iterable[Named], short_name: str = "") -> None:
+        self.values = tuple(values)
+        self.text = repr(self.values)  # no places among them
+        self.short_name = short_name
 
 
 class _Writer:
     """Writes the fields of one graph; knows what was met before, in order of appearance."""
 
-    def __init__(
-        self,
-        snapshot: GraphSnapshot,
-        names: Mapping[str, Any],
-        driver: Driver | None,
-        private: Iterable[tuple[int, int]],
-    ) -> None:
-        self._book = AddressBook(names, driver)
-        owned = {f"private memory {index}": piece for index, piece in enumerate(_checked(private))}
+    def __init__(self, snapshot: GraphSnapshot, around: Surroundings) -> None:
+        driver = around.driver
+        self._book = AddressBook(around.names, driver)
+        owned = {
+            f"private memory {index}": piece for index, piece in enumerate(_checked(around.private))
+        }
         allocs = (node.params for node in snapshot.walk())
         for index, params in enumerate(p for p in allocs if isinstance(p, AllocParams)):
             owned[f"graph allocation {index}"] = (params.address, params.size)
         self._private = AddressBook(owned)
+        self._blocks = around.blocks
         # a compiler leaves the padding of a structure, and unused elements in it, as they were: on
         # a device two captures of one torch kernel differ there (seen), so that of structures of
         # other libraries only the pointers count
         self._counts_foreign_structures = driver is None or driver.is_emulated
         self._numbers: dict[str, dict[int, int]] = {}
-        self._sources: dict[Kernel, str] = {}
+        self._places: dict[int, Place | None] = {}
+        self._texts: dict[int, str] = {}  # of the places, by id
+        self._shapes = ArgumentShapes()
+        self._functions: dict[tuple[int, int], _Shared] = {}
+        self._configs: dict[LaunchConfig, _Shared] = {}
 
-    def graph(self, snapshot: GraphSnapshot, prefix: str) -> Iterator[Field]:
-        where = f"graph {prefix}".strip()
+    # ---- graphs and nodes ----------------------------------------------------------------------
+
+    def graph(
+        self, snapshot: GraphSnapshot, prefix: str, owned: tuple[Owned, ...] = ()
+    ) -> Iterator[tuple[Group, str]]:
+        """Every group with a text that tells its values from all others."""
+        values: list[Named] = []
         if not prefix:
-            yield Field(where, "device", snapshot.device)
-            yield Field(where, "context", snapshot.context)
-        yield Field(where, "nodes", len(snapshot.nodes))
+            values += [("device", snapshot.device), ("context", snapshot.context)]
+        values.append(("nodes", len(snapshot.nodes)))
+        for owner in owned:
+            what = (self._pointer(owner.address), owner.nbytes, owner.dtype)
+            values.append((f"owner {owner.label!r}", what))
+        yield Group(f"graph {prefix}".strip(), prefix, None, tuple(values)), self._text(values)
         needs = _dependencies(snapshot)
         for node in snapshot.nodes:
-            name = f"node {prefix}{node.index} ({node.kind.value} {node.short_name})"
-            yield Field(name, "kind", node.kind.value)
-            yield Field(name, "dependencies", needs[node.index])
-            for field, value in self._node(node):
-                yield Field(name, field, value)
+            kind, name = node.kind.value, ""
+            values = [("kind", kind), ("dependencies", needs[node.index])]
+            text = f"{kind}{needs[node.index]!r}"
+            if isinstance(node.params, KernelParams):
+                function, config = self._function(node), self._config(node.params.config)
+                arguments, words = self._arguments(node, node.params)
+                values += (*function.values, *config.values, *arguments)
+                text += function.text + config.text + words
+                name = function.short_name
+            else:
+                values += self._node(node.params)
+                text += self._text(values)
+                name = node.short_name
+            where = f"node {prefix}{node.index} ({kind} {name})"
+            yield Group(where, prefix, node.index, tuple(values)), text
             for number, inner in enumerate(node.inner):
                 yield from self.graph(inner, f"{prefix}{node.index}.{number}.")
 
-    def _node(self, node: NodeRecord) -> Iterator[tuple[str, Value]]:
-        params = node.params
-        if isinstance(params, KernelParams):
-            yield from self._kernel(node, params)
-        elif isinstance(params, MemcpyParams):
+    def _node(self, params: NodeParams) -> Iterator[Named]:
+        if isinstance(params, MemcpyParams):
             for side, operand in (("dst", params.dst), ("src", params.src)):
-                yield side, self._pointer(operand.address)
+                yield from self._operand(side, operand.address)
                 yield f"{side}.memory", operand.memory.value
                 yield f"{side}.pitch", operand.pitch
                 yield f"{side}.rows", operand.rows
             yield from _named(params, "width", "height", "depth")
         elif isinstance(params, MemsetParams):
-            yield "address", self._pointer(params.address)
+            yield from self._operand("address", params.address)
             yield from _named(params, "value", "element_size", "width", "height", "pitch")
         elif isinstance(params, HostParams):
-            yield "callback", _callback(params)
+            yield "callback", self._callback(params)
         elif isinstance(params, EventParams):
             yield "event", self._number("event", params.event)
         elif isinstance(params, AllocParams):
@@ -146,53 +167,114 @@ class _Writer:
             yield "handle", self._number("conditional", params.handle)
             yield from _named(params, "form", "size")
 
-    def _kernel(self, node: NodeRecord, params: KernelParams) -> Iterator[tuple[str, Value]]:
-        if node.function is not None:
-            yield "function", node.function.raw_name
-            yield "layout", node.function.layout
-        if node.kernel is not None:
-            yield "source", self._source(node.kernel)
-        config = params.config
-        yield from _named(config, "grid", "block", "shared_bytes", "cluster")
-        yield from _named(config, "cooperative", "priority", "programmatic")
-        for argument in node.arguments:
-            is_defined = len(argument.data) <= 8 or node.kernel is not None
-            counts = is_defined or self._counts_foreign_structures
-            yield f"argument {argument.index}", self._argument(argument, counts)
+    # ---- kernels -------------------------------------------------------------------------------
 
-    def _argument(self, argument: Argument, counts: bool) -> Value:
+    def _arguments(self, node: NodeRecord, params: KernelParams) -> tuple[list[Named], str]:
+        """The arguments' fields and their text."""
+        values: list[Named] = []
+        parts: list[object] = []
+        counts_all = self._counts_foreign_structures or node.kernel is not None
+        for shape, data in zip(self._shapes.of(node), params.arguments, strict=True):
+            if not shape.offsets and (counts_all or shape.size <= 8):
+                values.append((shape.field, data))
+                parts.append(data)
+            elif shape.size != 8:
+                counts = counts_all or shape.size <= 8
+                value = self._structure(data, shape.words(data), counts=counts)
+                values.append((shape.field, value))
+                parts.append(self._words(value))
+            else:
+                operand = self._operand(shape.field, int.from_bytes(data, "little"), data)
+                values += operand
+                parts += [self._words(value) for _, value in operand]
+        return values, repr(parts)
+
+    def _function(self, node: NodeRecord) -> _Shared:
+        info, kernel = node.function, node.kernel
+        known = self._functions.get((id(info), id(kernel)))
+        if known is None:
+            values: list[Named] = []
+            if info is not None:
+                module = self._number("module", info.module) if info.module else None
+                values = [("function", info.raw_name), ("layout", info.layout), ("module", module)]
+            if kernel is not None:
+                values.append(("source", _source(kernel)))
+            known = self._functions[id(info), id(kernel)] = _Shared(values, node.short_name)
+        return known
+
+    def _config(self, config: LaunchConfig) -> _Shared:
+        known = self._configs.get(config)
+        if known is None:
+            names = ("grid", "block", "shared_bytes", "cluster")
+            more = ("cooperative", "priority", "programmatic")
+            known = self._configs[config] = _Shared(_named(config, *names, *more))
+        return known
+
+    def _structure(self, data: bytes, found: list[tuple[int, int]], *, counts: bool) -> Value:
         """The bytes with every pointer cut out (where they count), and the pointers' places."""
-        rest = bytearray(argument.data)
+        rest = bytearray(data)
         places = []
-        for offset, address in pointers(argument):
+        for offset, address in found:
             place = self._place(address)
             if place is not None:
                 rest[offset : offset + 8] = bytes(8)
                 places.append((offset, place))
-        if not counts:
-            return StructValue(b"", tuple(places))
-        if not places:
-            return argument.data
-        return places[0][1] if len(rest) == 8 else StructValue(bytes(rest), tuple(places))
+        if not places and counts:
+            return data
+        return StructValue(bytes(rest) if counts else b"", tuple(places))
+
+    # ---- values and their text -------------------------------------------------------------------
+
+    def _text(self, values: Iterable[Named]) -> str:
+        return ";".join([f"{name}={self._words(value)}" for name, value in values])
+
+    def _words(self, value: Value) -> str:
+        if isinstance(value, Place):
+            return self._texts[id(value)]
+        if isinstance(value, StructValue):
+            return f"<{value.rest!r}{[(at, self._texts[id(place)]) for at, place in value.places]}>"
+        if isinstance(value, tuple):
+            return f"({','.join(map(self._words, value))})"
+        return repr(value)
+
+    def _operand(self, name: str, address: int, data: bytes | None = None) -> list[Named]:
+        """A pointer that is one for sure: where it points, and which piece of a pool that is."""
+        place = self._places.get(address) or self._place(address)
+        if place is None:
+            return [(name, address if data is None else data)]
+        if self._blocks is not None and place.allocation is not None:
+            block = self._blocks.find(address)
+            if block is not None and block.is_live:
+                piece = (block.address - place.allocation.base, block.requested)
+                return [(name, place), (f"{name} piece", piece)]
+        return [(name, place)]
 
     def _pointer(self, address: int) -> Value:
         place = self._place(address)
         return address if place is None else place
 
     def _place(self, address: int) -> Place | None:
-        # a name says more than an order; an allocation's address says less
-        named = self._book.find_named(address) or self._private.find_named(address)
-        return named or self._book.find(address)
+        if address not in self._places:
+            # a name says more than an order; an allocation's address says less
+            named = self._book.find_named(address) or self._private.find_named(address)
+            place = self._places[address] = named or self._book.find(address)
+            if place is not None:
+                self._texts[id(place)] = repr(place)
+        return self._places[address]
 
     def _number(self, sort: str, handle: int) -> int:
         numbers = self._numbers.setdefault(sort, {})
         return numbers.setdefault(handle, len(numbers))
 
-    def _source(self, kernel: Kernel) -> str:
-        if kernel not in self._sources:
-            text = repr((kernel.source, kernel.options))
-            self._sources[kernel] = blake2b(text.encode(), digest_size=8).hexdigest()
-        return self._sources[kernel]
+    def _callback(self, params: HostParams) -> Value:
+        if params.callback is None:
+            return params.function
+        return identity_of(params.callback, lambda obj: self._number("object", id(obj)))
+
+
+def _source(kernel: Kernel) -> str:
+    text = repr((kernel.source, kernel.options, kernel.parameters))
+    return blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def _checked(private: Any) -> list[tuple[int, int]]:
@@ -217,14 +299,3 @@ def _dependencies(snapshot: GraphSnapshot) -> list[Value]:
 def _named(record: object, *names: str) -> Iterator[tuple[str, Value]]:
     for name in names:
         yield name, getattr(record, name)
-
-
-def _callback(params: HostParams) -> Value:
-    callback = params.callback
-    if callback is None:
-        return params.function
-    kind = type(callback)
-    return (
-        getattr(callback, "__module__", None) or kind.__module__,
-        getattr(callback, "__qualname__", kind.__qualname__),
-    )

@@ -16,14 +16,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from hashlib import blake2b
-from itertools import zip_longest
 from typing import Any, Protocol
 
 from graphcore.driver.api import Driver
 from graphcore.graph.snapshot import GraphSnapshot, snapshot_of
-from graphcore.resources.dependencies import Field, dependencies, words_of
+from graphcore.resources.comparison import compare_groups
+from graphcore.resources.dependencies import Owned, Surroundings, dependencies
 from graphcore.resources.driver_argument import checked_driver
+from graphcore.resources.fields import Field, Group
+from graphcore.resources.lifetime import Owner
 
 
 class ReadableGraph(Protocol):
@@ -39,25 +40,26 @@ class ReadableGraph(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """The fields in order, and their digest (32 hex digits)."""
+    """The fields in order, node by node, and their digest (32 hex digits)."""
 
-    fields: tuple[Field, ...]
+    groups: tuple[Group, ...]
     digest: str
 
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        """Every field, with the node it belongs to in words."""
+        return tuple(
+            Field(group.where, name, value) for group in self.groups for name, value in group.values
+        )
+
     def compare(self, other: Fingerprint) -> list[str]:
-        """What differs, one sentence a field; empty exactly where the digests are equal."""
+        """What differs, one sentence a field; empty exactly where the digests are equal.
+
+        Nodes are aligned by likeness, in order: a node that only one graph has is told as one.
+        """
         if self.digest == other.digest:
             return []
-        mine, theirs = _by_node(self.fields), _by_node(other.fields)
-        lines = []
-        for before, after in zip_longest(mine.values(), theirs.values()):
-            if before is None:
-                lines.append(f"{after[0].where}: only the second graph has it")
-            elif after is None:
-                lines.append(f"{before[0].where}: only the first graph has it")
-            else:
-                lines.extend(_compare_node(before, after))
-        return lines
+        return list(compare_groups(self.groups, other.groups))
 
     def __str__(self) -> str:
         return self.digest
@@ -88,34 +90,27 @@ def fingerprint(
         ConfigurationError: ``names`` is no mapping, or ``driver`` no driver.
     """
     snapshot = snapshot_of(graph)
+    owned: tuple[Owned, ...] = ()
+    blocks = None
     if not isinstance(graph, GraphSnapshot):
         driver = graph.driver
         private = graph.private_memory() if private is None else private
+        owned = tuple(_owned(getattr(graph, "owners", ())))
+        blocks = getattr(graph, "pool_blocks", lambda: None)()
     elif driver is not None:
         checked_driver(driver)
-    named = {} if names is None else names
-    fields = tuple(dependencies(snapshot, named, driver, () if private is None else private))
-    digest = blake2b(digest_size=16)
-    for field in fields:
-        digest.update(repr((field.where, field.field, field.value)).encode() + b"\n")
-    return Fingerprint(fields, digest.hexdigest())
+    around = Surroundings(
+        names={} if names is None else names,
+        driver=driver,
+        private=() if private is None else private,
+        owned=owned,
+        blocks=blocks,
+    )
+    return Fingerprint(*dependencies(snapshot, around))
 
 
-def _by_node(fields: tuple[Field, ...]) -> dict[str, list[Field]]:
-    """Fields by node; the key leaves out the name, so that another kernel is a change, not two."""
-    result: dict[str, list[Field]] = {}
-    for field in fields:
-        result.setdefault(field.where.partition(" (")[0], []).append(field)
-    return result
-
-
-def _compare_node(before: list[Field], after: list[Field]) -> Iterator[str]:
-    old = {field.field: field.value for field in before}
-    new = {field.field: field.value for field in after}
-    for name in {**old, **new}:
-        if name not in new:
-            yield f"{before[0].where}: {name} was {words_of(old[name])}, is gone"
-        elif name not in old:
-            yield f"{before[0].where}: {name} is new: {words_of(new[name])}"
-        elif old[name] != new[name]:
-            yield f"{before[0].where}: {name} was {words_of(old[name])}, is {words_of(new[name])}"
+def _owned(owners: Iterable[Owner]) -> Iterator[Owned]:
+    for owner in owners:
+        if owner.record is not None and owner.label:
+            tensor = owner.record.tensor
+            yield Owned(owner.label, tensor.address, tensor.nbytes, tensor.dtype)

@@ -17,19 +17,20 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from graphcore.driver.api import Driver
-from graphcore.driver.kernel import Pointer
 from graphcore.driver.records import (
     Allocation,
     AllocParams,
     FreeParams,
+    KernelParams,
     MemcpyParams,
     MemoryKind,
     NodeHandle,
 )
-from graphcore.graph.nodes import Argument, NodeRecord
+from graphcore.graph.nodes import NodeRecord
 from graphcore.graph.snapshot import GraphSnapshot
 from graphcore.resources.addresses import AddressBook
-from graphcore.resources.attribution import operands, pointers
+from graphcore.resources.argument_words import ArgumentShape, ArgumentShapes
+from graphcore.resources.attribution import operands
 from graphcore.resources.pools import Block, Blocks
 from graphcore.resources.staleness import StaleResource
 
@@ -39,19 +40,30 @@ class Touch:
     """One place in a graph that holds an address.
 
     Args:
-        node: The node.
         address: The address.
-        operand: Where it stands, "argument 2 of node 5 (kernel add)".
+        node: The node.
+        field: The side of a copy or fill, or the argument of a kernel.
+        offset: Byte offset in the argument.
         is_typed: A pointer by the kernel's signature, or an operand that must be device memory.
         is_certain: An address for sure, or an argument of exactly its size; not a word inside an
             undeclared structure.
     """
 
-    node: NodeHandle
     address: int
-    operand: str
+    node: NodeRecord
+    field: str | ArgumentShape
+    offset: int
     is_typed: bool
     is_certain: bool
+
+    @property
+    def operand(self) -> str:
+        """Where it stands, "argument 2 of node 5 (kernel add)"."""
+        if isinstance(self.field, str):
+            return f"{self.field} of {self.node}"
+        label = f" {self.field.name}" if self.field.name else ""
+        inside = f" (byte {self.offset})" if self.field.size > 8 else ""
+        return f"argument {self.field.index}{label}{inside} of {self.node}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,14 +113,20 @@ def record(
     earlier = _Earlier(before)
     found: dict[tuple[str, int], Piece] = {}
     met: set[int] = set()
+    doubtful: set[int] = set()  # of untyped words only: a typed pointer says more
     # what an unchanged node says of an address comes first
-    for touch in sorted(touches(snapshot), key=lambda touch: touch.node in changed):
-        if touch.address in met and not touch.is_typed:
+    ordered: Iterable[Touch] = touches(snapshot)
+    if changed:
+        ordered = sorted(ordered, key=lambda touch: touch.node.handle in changed)
+    for touch in ordered:
+        if touch.address in met and not (touch.is_typed and touch.address in doubtful):
             continue
         met.add(touch.address)
+        if not touch.is_typed:
+            doubtful.add(touch.address)
         if spared.find_named(touch.address) is not None:
             continue
-        piece = None if touch.node in changed else earlier.find(touch)
+        piece = None if touch.node.handle in changed else earlier.find(touch)
         if piece is None:
             place = named.find_named(touch.address)
             name = "" if place is None else " or ".join(match for match, _ in place.matches)
@@ -163,22 +181,18 @@ def find_changed(
 
 def touches(snapshot: GraphSnapshot) -> Iterator[Touch]:
     """Every place of a graph that may hold an address, inner graphs included."""
+    shapes = ArgumentShapes()
     for node in snapshot.walk():
-        for argument in node.arguments:
-            for offset, address in pointers(argument):
-                yield _of_argument(node, argument, offset, address)
-        for operand, address in operands(node.params):
-            is_typed = _must_be_live(node, operand)
-            yield Touch(node.handle, address, f"{operand} of {node}", is_typed, True)
-
-
-def _of_argument(node: NodeRecord, argument: Argument, offset: int, address: int) -> Touch:
-    inside = f" (byte {offset})" if argument.size > 8 else ""
-    label = f" {argument.name}" if argument.name else ""
-    where = f"argument {argument.index}{label}{inside} of {node}"
-    return Touch(
-        node.handle, address, where, isinstance(argument.value, Pointer), argument.size == 8
-    )
+        params = node.params
+        if isinstance(params, KernelParams):
+            for shape, data in zip(shapes.of(node), params.arguments, strict=True):
+                is_certain = shape.size == 8
+                for offset, address in shape.words(data):
+                    yield Touch(address, node, shape, offset, shape.is_pointer, is_certain)
+        else:
+            for operand, address in operands(params):
+                is_typed = _must_be_live(node, operand)
+                yield Touch(address, node, operand, 0, is_typed, is_certain=True)
 
 
 def _must_be_live(node: NodeRecord, operand: str) -> bool:

@@ -54,6 +54,10 @@ def other() -> None:
     """Another one."""
 
 
+def called(function: Callable[[], None]) -> tuple[str, str, int]:
+    return __name__, function.__name__, function.__code__.co_firstlineno
+
+
 # a graph with every kind of node, one change away from each variant below
 NODES: tuple[NodeRecord, ...] = (
     kernel_node(0, "gemm", arguments=[word(X), word(Y + 64), (7).to_bytes(4, "little")]),
@@ -180,7 +184,7 @@ CHANGES: dict[str, tuple[GraphSnapshot, str]] = {
     ),
     "callback": (
         with_params(4, callback=other),
-        f"node 4 (host host): callback was {(__name__, 'hello')}, is {(__name__, 'other')}",
+        f"node 4 (host host): callback was {called(hello)}, is {called(other)}",
     ),
     "foreign callback": (
         with_params(5, function=0x56),
@@ -306,10 +310,52 @@ def test_on_a_device_only_pointers_count_in_structures_of_other_libraries() -> N
     assert digest(base, n, known=True) != digest(padding, n, known=True)
 
 
-def test_callbacks_without_a_name_count_by_their_type() -> None:
-    with_partial = with_params(4, callback=partial(print, 1))
-    fields = {str(field) for field in fingerprint(with_partial).fields}
-    assert "node 4 (host host): callback = ('functools', 'partial')" in fields
+class Counter:
+    """A callback with state."""
+
+    def __call__(self) -> None: ...
+
+    def step(self) -> None: ...
+
+
+ONE, TWO = Counter(), Counter()
+CALLBACKS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    "another line": (lambda: None, hello),
+    "two lambdas": (
+        lambda: None,
+        lambda: None,
+    ),
+    "bound value": (partial(print, 1), partial(print, 2)),
+    "bound keyword": (partial(print, end=""), partial(print, end=".")),
+    "bound function": (partial(hello), partial(other)),
+    "method and function": (ONE.step, hello),
+    "kind of object": (ONE, hello),
+    "builtin": (print, repr),
+}
+
+
+@pytest.mark.parametrize("case", CALLBACKS)
+def test_another_callback_is_another_fingerprint(case: str) -> None:
+    before, after = (fingerprint(with_params(4, callback=each)) for each in CALLBACKS[case])
+    (line,) = before.compare(after)
+    assert line.startswith("node 4 (host host): callback was ")
+
+
+def test_the_same_callback_made_again_is_the_same() -> None:
+    def step() -> Callable[[], None]:
+        return lambda: None
+
+    for first, second in ((step(), step()), (ONE.step, ONE.step), (partial(step), partial(step))):
+        one, two = (fingerprint(with_params(4, callback=each)) for each in (first, second))
+        assert one == two
+
+
+def test_methods_of_two_objects_in_one_graph_are_told_apart() -> None:
+    graphs = [
+        snapshot([node(0, HostParams(ONE.step)), node(1, HostParams(each.step))])
+        for each in (ONE, TWO)
+    ]
+    assert fingerprint(graphs[0]).digest != fingerprint(graphs[1]).digest
 
 
 class Captured:
