@@ -112,7 +112,7 @@ def _changes(
     old, new = dict(before), dict(after)
     same = old if translated is None else dict(translated)
     if old.get("kind") != new.get("kind"):  # the other fields are another node's
-        yield f"{where}: kind was {old['kind']}, is {new['kind']}"
+        yield f"{where}: kind was {words_of(old['kind'])}, is {words_of(new['kind'])}"
         return
     for name in {**old, **new}:
         if name not in new:
