@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from graphcore.plan.accesses import Access, accesses_of, through
+from graphcore.plan.embedding import Bindings, translate
 from graphcore.plan.levels import Level
 from graphcore.plan.order import Order
 from graphcore.plan.records import (
@@ -51,7 +52,7 @@ class Race:
 
 def find_races(level: Level) -> Iterator[Race]:
     """The races of one level, by node; nodes of a cycle, and what waits for them, are left out."""
-    return races_among(level.ordered_nodes, level.order, accesses_of)
+    return _races_under(level, {})
 
 
 def race_problems(level: Level) -> Iterator[PlanProblem]:
@@ -59,8 +60,8 @@ def race_problems(level: Level) -> Iterator[PlanProblem]:
     for race in find_races(level):
         yield _problem(race, level.nodes, level.path)
     for node in level.nodes:
-        if isinstance(node.work, Embed) and _has_aliases(node.work):
-            yield from _races_of_bindings(level, node, node.work)
+        if isinstance(node.work, Embed):
+            yield from _races_of_bindings(level, node, node.work, dict(node.work.bindings), {})
 
 
 def races_among(
@@ -108,32 +109,51 @@ def _resource(pairs: Sequence[tuple[Access, Access]]) -> PlanBuffer | Condition:
     return resource
 
 
-def _has_aliases(work: Embed) -> bool:
+def _races_of_bindings(
+    level: Level, node: PlanNode, work: Embed, bindings: Bindings, known_by: Bindings
+) -> Iterator[PlanProblem]:
+    """Races inside an embedded plan that are there because two bindings are one memory.
+
+    Args:
+        level: Where the plan is embedded.
+        node: Its node.
+        work: The embedded plan.
+        bindings: Its bindings, in terms of the outermost plan that binds one memory twice.
+        known_by: Bindings under which the races are told already.
+    """
+    if not _has_aliases(bindings):
+        return
+    inside = Level(work.plan, f"{level.path}{node.name}/")
+    known = {(race.first, race.second) for race in _races_under(inside, known_by)}
+    for race in _races_under(inside, bindings):
+        if (race.first, race.second) not in known:
+            names = _names_of(race, bindings)
+            yield _problem(race, inside.nodes, inside.path, f"bindings {names} share this memory; ")
+    for inner in inside.nodes:
+        if isinstance(inner.work, Embed):
+            own = dict(inner.work.bindings)
+            placed = {name: translate(view, bindings) or view for name, view in own.items()}
+            yield from _races_of_bindings(inside, inner, inner.work, placed, own)
+
+
+def _has_aliases(bindings: Bindings) -> bool:
     return any(
         one.buffer is other.buffer and share_bytes(one, other)
-        for (_, one), (_, other) in combinations(work.bindings, 2)
+        for one, other in combinations(bindings.values(), 2)
     )
 
 
-def _races_of_bindings(level: Level, node: PlanNode, work: Embed) -> Iterator[PlanProblem]:
-    """Races inside an embedded plan that are there because two bindings are one memory."""
-    bindings = dict(work.bindings)
-    inside = Level(work.plan, f"{level.path}{node.name}/")
-    known = {(race.first, race.second) for race in find_races(inside)}
-    races = races_among(
-        inside.ordered_nodes, inside.order, lambda inner: through(accesses_of(inner), bindings)
+def _races_under(level: Level, bindings: Bindings) -> Iterator[Race]:
+    return races_among(
+        level.ordered_nodes, level.order, lambda node: through(accesses_of(node), bindings)
     )
-    for race in races:
-        if (race.first, race.second) not in known:
-            names = _aliased(race, work)
-            yield _problem(race, inside.nodes, inside.path, f"bindings {names} share this memory; ")
 
 
-def _aliased(race: Race, work: Embed) -> str:
+def _names_of(race: Race, bindings: Bindings) -> str:
     views: list[View | None] = [access.view for pair in race.pairs for access in pair]
     return " and ".join(
         repr(name)
-        for name, bound in work.bindings
+        for name, bound in bindings.items()
         if any(
             view is not None and view.buffer is bound.buffer and share_bytes(view, bound)
             for view in views

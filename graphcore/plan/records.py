@@ -8,12 +8,13 @@ makes them and is the only place where a plan grows.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from graphcore.driver.kernel import Kernel
 from graphcore.driver.records import LaunchConfig
+from graphcore.plan.operand import Operand
 
 if TYPE_CHECKING:
     from graphcore.plan.plan import GraphPlan
@@ -22,7 +23,7 @@ Origin = Literal["argument", "allocated"]
 
 
 @dataclass(frozen=True, slots=True)
-class PlanBuffer:
+class PlanBuffer(Operand):
     """A symbolic buffer: what a real tensor must look like to stand for it.
 
     Args:
@@ -52,22 +53,9 @@ class PlanBuffer:
         """Bytes from the first element to past the last one (strides included)."""
         return self.whole.extent[1]
 
-    def __getitem__(self, index: Any) -> View:
-        """A view by basic indexing (int, slice, ..., None), as in NumPy; no copy."""
-        return self.whole[index]
-
-    def __len__(self) -> int:
-        return len(self.whole)
-
-    def __iter__(self) -> Iterator[View]:
-        return iter(self.whole)
-
-    def __bool__(self) -> bool:
-        return True
-
 
 @dataclass(frozen=True, slots=True)
-class View:
+class View(Operand):
     """A part of a buffer: strides may be 0 or negative, the element type may be another one.
 
     Args:
@@ -87,6 +75,11 @@ class View:
     itemsize: int
 
     @property
+    def whole(self) -> View:
+        """The view itself."""
+        return self
+
+    @property
     def size(self) -> int:
         """Number of elements."""
         return math.prod(self.shape)
@@ -101,76 +94,12 @@ class View:
         high = (sum(max(0, step) for step in steps) + 1) * self.itemsize
         return self.offset + low, self.offset + high
 
-    def __getitem__(self, index: Any) -> View:
-        """A view of the view, by basic indexing; ConfigurationError where it does not fit."""
-        from graphcore.plan.views import index_view
-
-        return index_view(self, index)
-
     def __str__(self) -> str:
         """``x`` for all of a buffer, else what part of it as which elements."""
         if self == self.buffer.whole:
             return self.buffer.name
         low, high = self.extent
         return f"{self.buffer.name}, bytes {low}:{high}, {self.dtype}{list(self.shape)}"
-
-    def __len__(self) -> int:
-        if not self.shape:
-            raise TypeError(f"a view of {self.buffer.name} without axes has no length")
-        return self.shape[0]
-
-    def __iter__(self) -> Iterator[View]:
-        """The views along the first axis."""
-        return (self[position] for position in range(len(self)))
-
-    def __bool__(self) -> bool:
-        return True
-
-    @property
-    def T(self) -> View:  # noqa: N802 -- NumPy's and torch's name
-        """The view with its axes reversed."""
-        return self.transpose()
-
-    def transpose(self, *axes: Any) -> View:
-        """Axes in the order given; without any, reversed (NumPy's ``transpose``)."""
-        from graphcore.plan.views import permute_view
-
-        return permute_view(self, axes)
-
-    def permute(self, *axes: int) -> View:
-        """Torch's name of :meth:`transpose`."""
-        return self.transpose(*axes)
-
-    def reshape(self, *shape: Any) -> View:
-        """The same elements under another shape (one size may be -1); never a copy.
-
-        Raises:
-            ConfigurationError: Another number of elements, or a shape that would need a copy.
-        """
-        from graphcore.plan.views import reshape_view
-
-        return reshape_view(self, shape)
-
-    def view(self, dtype: Any) -> View:
-        """The same bytes as elements of another type; the last axis grows or shrinks.
-
-        Raises:
-            ConfigurationError: The bytes do not divide into whole, aligned elements.
-        """
-        from graphcore.plan.views import retype_view
-
-        return retype_view(self, dtype)
-
-    def as_strided(
-        self, shape: Sequence[int], strides: Sequence[int] | None = None, offset: int = 0
-    ) -> View:
-        """Any shape and strides, ``offset`` elements after the first one of this view.
-
-        Nothing is checked here but the form; the plan's validation checks the bounds.
-        """
-        from graphcore.plan.views import as_strided
-
-        return as_strided(self, shape, strides, offset)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 
 from helpers.kernels import ONE_BLOCK
 from hypothesis import strategies as st
@@ -15,6 +16,7 @@ touch = kernel("touch", "void* dst, const void* src", "", lambda _config, _dst, 
 set_condition = kernel("set_condition", "u64 handle, u32 value", "", lambda _c, _h, _v: None)
 
 
+@lru_cache(maxsize=4096)
 def bytes_of(view: View) -> frozenset[int]:
     """Every byte that a view touches, one by one."""
     places = {view.offset}

@@ -49,7 +49,7 @@ def test_the_bytes_count_not_the_element_type() -> None:
 
 
 @given(plans())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_the_derived_order_has_no_race_and_only_needed_edges(plan: GraphPlan) -> None:
     before = closure(plan)
     for second in plan.nodes:

@@ -37,7 +37,7 @@ def assert_same(view: View, array: numpy.ndarray[Any, Any], base: numpy.ndarray[
 
 
 @given(st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_basic_indexing_is_numpys(data: st.DataObject) -> None:
     shape = data.draw(arrays.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=5))
     index = data.draw(arrays.basic_indices(shape, allow_newaxis=True))
@@ -50,7 +50,7 @@ def test_basic_indexing_is_numpys(data: st.DataObject) -> None:
 
 
 @given(st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_an_index_of_an_index_is_numpys(data: st.DataObject) -> None:
     x = buffer(6, 5, 4)
     base = twin(x.whole)
@@ -63,7 +63,7 @@ def test_an_index_of_an_index_is_numpys(data: st.DataObject) -> None:
 
 
 @given(st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_a_reshape_is_numpys_and_never_a_copy(data: st.DataObject) -> None:
     shape = data.draw(arrays.array_shapes(min_dims=1, max_dims=4, max_side=6))
     x = buffer(*shape)
@@ -176,6 +176,16 @@ def test_loops_go_over_the_first_axis() -> None:
     assert [cell.offset for cell in x[1]] == [16, 20, 24, 28]
     with pytest.raises(TypeError, match="no length"):
         len(x[0, 0])
+
+
+def test_a_buffer_is_arranged_as_the_view_of_all_of_it() -> None:
+    x = buffer(3, 4)
+    assert x.whole.whole == x.whole
+    assert x.T == x.whole.T
+    assert x.reshape(4, 3) == x.whole.reshape(4, 3)
+    assert x.permute(1, 0) == x.transpose(1, 0) == x.T
+    assert x.view("int32") == x.whole.view("int32")
+    assert x.as_strided((2,), (3,), 1) == x.whole.as_strided((2,), (3,), 1)
 
 
 def test_a_view_says_what_it_is() -> None:
