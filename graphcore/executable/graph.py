@@ -16,6 +16,7 @@ from graphcore.errors import CacheTypeError, ConfigurationError, CudaError, Life
 from graphcore.executable.handles import ExecResource, GraphResource, NotCopied
 from graphcore.executable.retired import release_finished
 from graphcore.executable.runs import Runs
+from graphcore.executable.update import Version
 from graphcore.executable.validity import Validity, own_memory
 from graphcore.graph.attributes import LaunchAttributes
 from graphcore.graph.reading import Annotation, read
@@ -70,7 +71,7 @@ class Graph(NotCopied):
         """The runs of its executables, for guards of its outputs; clones share them."""
         self._resource: GraphResource | None = GraphResource(driver, handle, owned=owned)
         self._owners = (owners or OwnerSet()).recorded(driver)
-        self._attributes: LaunchAttributes | None = None
+        self._version: Version | None = None
         self._watches: tuple[Watch, ...] = ()
         self._footprint: Footprint | None = None
         self._adopted: Any = None
@@ -134,13 +135,19 @@ class Graph(NotCopied):
         Read once from a graph of our own (about 1 us a node); an adopted one may change under us
         and is read each time.
         """
+        return self.version.attributes
+
+    @property
+    def version(self) -> Version:
+        """What an executable that takes the graph's parameters remembers; kept as they are."""
         resource = self.resource
-        if self._attributes is not None:
-            return self._attributes
+        if self._version is not None and self._version.annotations is self.annotations:
+            return self._version
         attributes = LaunchAttributes.read(self.driver, resource.handle)
+        version = Version(resource, attributes, self.annotations)
         if resource.owned:
-            self._attributes = attributes
-        return attributes
+            self._version = version
+        return version
 
     def snapshot(self) -> GraphSnapshot:
         """Everything about the graph as plain data: nodes, parameters, edges, labels."""

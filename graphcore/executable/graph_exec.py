@@ -28,7 +28,7 @@ from graphcore.executable.embedding import embed
 from graphcore.executable.fence import Fence
 from graphcore.executable.handles import ExecResource
 from graphcore.executable.rebindable import RebindableExec
-from graphcore.executable.runs import Runs, bind_counted, runs_of
+from graphcore.executable.runs import Runs, are_noted, bind_counted, runs_of
 from graphcore.executable.update import Version
 from graphcore.executable.update_history import UpdateHistory
 from graphcore.executable.validity import Validity, stale_error
@@ -258,9 +258,11 @@ class GraphExec(RebindableExec):
         runs = runs_of(graph.runs, graph.owners)
         if runs != self._runs:
             # it may write what it wrote before: guards of those outputs see its runs still
-            self._earlier.update(self._runs)
+            if self._runs[0] not in self._earlier:
+                self._earlier.update(self._runs)
             self._runs = runs
-            self._unbind()
+            if not are_noted(runs, self._bound_handle):
+                self._unbind()
         self._validity.close()
         self._validity = self._listening(graph)
         self._forgive()

@@ -1,14 +1,14 @@
 """Owners that an executable gave up while a launch of it may still use them; kept until it has run.
 
 An update or a close returns at once, and the launch before it goes on with the old buffers. Their
-owners wait here behind a fence, recorded then; a launch costs nothing. They are looked at again
-whenever an executable is made, updated or closed, or by :func:`release_finished`.
+owners wait here; a launch costs nothing, and two versions that take turns cost an update nothing
+either. Whether the launches have run is asked with a fence: when an executable takes a version that
+is new to it, when any is made or closed, or by :func:`release_finished`.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import deque
 from typing import Any
 
 from graphcore.driver import Driver, active
@@ -17,8 +17,9 @@ from graphcore.errors import CudaError, GraphcoreError
 from graphcore.executable.fence import Fence
 from graphcore.resources.lifetime import OwnerSet
 
-_waiting: deque[tuple[Driver, Fence, OwnerSet]] = deque()
-_lock = threading.Lock()
+_lock = threading.RLock()
+_waiting: set[Held] = set()
+"""Everything that has owners waiting; what was closed lives here only."""
 
 
 class Held:
@@ -27,50 +28,80 @@ class Held:
     The stream's object is held too: a stream must be alive to be asked.
     """
 
-    __slots__ = ("driver", "handle", "owners", "stream")
+    __slots__ = ("_fence", "_fenced", "_old", "driver", "handle", "owners", "stream")
 
     def __init__(self, driver: Driver, owners: OwnerSet) -> None:
         self.driver = driver
         self.owners = owners
         self.stream: Any = None
         self.handle: StreamHandle | None = None
+        self._old: list[OwnerSet] = []
+        # one fence at a time; it covers the first so many of the old sets
+        self._fence: Fence | None = None
+        self._fenced = 0
 
     def replace(self, owners: OwnerSet) -> None:
         """Swaps the owners as a whole; the old ones wait for the launches up to now."""
-        release_finished()
         old, self.owners = self.owners, owners
-        if self.handle is not None and not owners.covers(old):
-            _keep_until_run(self.driver, old, self.stream, self.handle)
+        if old is owners or self.handle is None or owners.covers(old):
+            return
+        with _lock:
+            came_back = self._take_back(owners)
+            self._old.append(old)
+            _waiting.add(self)
+        if not came_back or len(self._old) > 1:
+            self.settle()
+
+    def _take_back(self, owners: OwnerSet) -> bool:
+        """Whether ``owners`` waited here: versions take turns, and nothing is to be let go."""
+        for index, old in enumerate(self._old):
+            if old is owners:
+                del self._old[index]
+                self._fenced -= index < self._fenced
+                return True
+        return False
+
+    def settle(self) -> None:
+        """Lets go of the sets whose launches have run."""
+        gone: list[OwnerSet] = []  # what has run goes with this, outside the lock
+        with _lock:
+            if self._fence is not None and _has_passed(self.driver, self._fence):
+                gone += self._let_go(self._fenced)
+            if self._old and self._fence is None:
+                self._fence, self._fenced = self._new_fence(), len(self._old)
+                if self._fence is None or _has_passed(self.driver, self._fence):
+                    gone += self._let_go(self._fenced)
+            if not self._old:
+                _waiting.discard(self)
+
+    def _let_go(self, count: int) -> list[OwnerSet]:
+        gone, self._old = self._old[:count], self._old[count:]
+        self._fence, self._fenced = None, 0
+        return gone
+
+    def _new_fence(self) -> Fence | None:
+        """A fence behind the newest launch; None where there is nothing to be asked any more."""
+        assert self.handle is not None
+        try:
+            return Fence(self.driver, self.stream, self.handle)
+        except GraphcoreError:  # no such stream, or the context is lost
+            _wait_for_all(self.driver)
+            return None
 
     def drop(self) -> None:
         """Lets go of everything, once the launches up to now have run."""
         self.replace(OwnerSet())
-        self.stream = self.handle = None
+        self.settle()
 
 
 def release_finished() -> int:
-    """Lets go of the owners whose launches have run; returns how many sets still wait."""
-    if not _waiting or active.is_any_under_way():
-        return len(_waiting)
-    with _lock:
-        asked = list(_waiting)
-        _waiting.clear()
-    unfinished = [entry for entry in asked if not _has_passed(*entry[:2])]
-    with _lock:
-        _waiting.extendleft(reversed(unfinished))
-    return len(_waiting)  # what has run goes with the list, outside the lock
-
-
-def _keep_until_run(driver: Driver, owners: OwnerSet, stream: Any, handle: StreamHandle) -> None:
-    try:
-        fence = Fence(driver, stream, handle)
-    except GraphcoreError:
-        # no such stream any more, or the context is lost: nothing else can be asked
-        _wait_for_all(driver)
-        return
-    if not _has_passed(driver, fence):
+    """Lets go of the owners whose launches have run; returns how many executables still wait."""
+    if _waiting and not active.is_any_under_way():
         with _lock:
-            _waiting.append((driver, fence, owners))
+            asked = list(_waiting)
+        for held in asked:
+            held.settle()
+    return len(_waiting)
 
 
 def _has_passed(driver: Driver, fence: Fence) -> bool:

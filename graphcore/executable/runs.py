@@ -49,8 +49,13 @@ class Runs:
 
 def runs_of(own: Runs, owners: OwnerSet) -> tuple[Runs, ...]:
     """What a launch of a graph counts for: its own runs, and those of graphs embedded in it."""
-    embedded = (owner.object for owner in owners if isinstance(owner.object, Runs))
-    return tuple(dict.fromkeys((own, *embedded)))
+    embedded = [owner.object for owner in owners if isinstance(owner.object, Runs)]
+    return tuple(dict.fromkeys((own, *embedded))) if embedded else (own,)
+
+
+def are_noted(runs: Iterable[Runs], stream: StreamHandle | None) -> bool:
+    """Whether a binding for ``runs`` would be the plain call and would note nothing new."""
+    return not any(each.is_counting or not each.has_run or each.stream != stream for each in runs)
 
 
 def bind_counted(

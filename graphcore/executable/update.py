@@ -103,11 +103,9 @@ class Version:
     @classmethod
     def of(cls, graph: Graph, *, read_again: bool = False) -> Version:
         """The version a graph stands for; ``read_again`` where it may have changed in place."""
-        attributes = (
-            LaunchAttributes.read(graph.driver, graph.handle)
-            if read_again
-            else graph.launch_attributes
-        )
+        if not read_again:
+            return graph.version
+        attributes = LaunchAttributes.read(graph.driver, graph.handle)
         return cls(graph.resource, attributes, graph.annotations)
 
     def snapshot(self) -> GraphSnapshot:

@@ -6,6 +6,7 @@ import gc
 import threading
 import weakref
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from helpers.contract import Bench
@@ -29,6 +30,11 @@ class LateEvents(EmulatedDriver):
     """An emulated driver whose events have not happened until the test says so."""
 
     has_happened = False
+    recorded = 0
+
+    def record_event(self, *arguments: Any, **keywords: Any) -> None:
+        self.recorded += 1
+        super().record_event(*arguments, **keywords)
 
     def query_event(self, event: int) -> bool:  # type: ignore[override]
         return self.has_happened and super().query_event(event)  # type: ignore[arg-type]
@@ -132,6 +138,38 @@ def test_owners_that_the_new_version_keeps_too_need_no_fence(late: Bench) -> Non
     executable.launch(late.stream)
     executable.update(filling(late, 2, owner, Owner()))
     assert release_finished() == 0
+
+
+def test_two_versions_that_take_turns_cost_no_fence(late: Bench) -> None:
+    graphs = [filling(late, value, Owner()) for value in (1, 2)]
+    executable = graphs[0].instantiate()
+    executable.launch(late.stream)
+    executable.update(graphs[1])
+    before = late.driver.recorded  # type: ignore[attr-defined]
+    for number in range(6):
+        executable.launch(late.stream)
+        executable.update(graphs[number % 2])
+    assert late.driver.recorded == before  # type: ignore[attr-defined]
+    # a third version has the two looked at
+    executable.update(filling(late, 3, Owner()))
+    assert late.driver.recorded == before  # type: ignore[attr-defined]
+    late.driver.has_happened = True  # type: ignore[attr-defined]
+    assert release_finished() == 0
+
+
+def test_a_queue_that_never_empties_keeps_what_it_uses_and_no_more(late: Bench) -> None:
+    owners = [Owner() for _ in range(6)]
+    watches = [weakref.ref(owner) for owner in owners]
+    executable = filling(late, 0).instantiate()
+    for number in range(6):
+        executable.update(filling(late, number, owners.pop(0)))
+        executable.launch(late.stream)
+    assert [watch() is None for watch in watches] == [False] * 6
+    late.driver.has_happened = True  # type: ignore[attr-defined]
+    executable.update(filling(late, 7, Owner()))
+    gc.collect()
+    assert [watch() is None for watch in watches] == [True] * 6
+    executable.close()
 
 
 def test_nothing_is_asked_while_a_capture_is_under_way(late: Bench) -> None:

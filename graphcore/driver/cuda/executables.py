@@ -34,6 +34,7 @@ from graphcore.driver.records import (
 
 _AUTO_FREE, _NODE_PRIORITY = 1, 8  # CUgraphInstantiate_flags
 _UPDATE_FAILURE = int(cuda.CUresult.CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE)
+_ACCEPTED = RawUpdate(UpdateResult.SUCCESS)
 # numbers of CUgraphExecUpdateResult
 _UPDATE_RESULTS = {
     0: UpdateResult.SUCCESS,
@@ -111,7 +112,7 @@ class ExecutableCalls(NodeCalls):
         if number not in (0, _UPDATE_FAILURE):
             raise error_of(result_of(number), "cuGraphExecUpdate", node=info.error_node)
         if not number:
-            return RawUpdate(UpdateResult.SUCCESS)
+            return _ACCEPTED
         return RawUpdate(
             result=_UPDATE_RESULTS.get(info.result, UpdateResult.ERROR),
             node=NodeHandle(info.error_node) if info.error_node else None,
