@@ -31,7 +31,11 @@ def _report(tmp_path, suite):
 
 def test_suite_update_gives_rows_of_stable_names_and_its_notes(tmp_path):
     report = _report(tmp_path, "update")
-    assert "whole n=16" in [row["case"] for row in report["rows"]]
+    assert [row["case"] for row in report["rows"]] == [
+        "whole n=16",
+        "rebind n=16",
+        "nodes k=2 n=16",
+    ]
     for row in report["rows"]:
         assert row["ours"] > 0
         assert row["floor"] > 0
@@ -51,7 +55,7 @@ def test_suite_inspect_measures_every_look_at_every_size(tmp_path):
 
 
 def test_every_arm_runs_the_other_chain_at_each_call(pair):
-    for step in (update._ours(pair), update_peers.driver_call(pair)):
+    for step in (update._ours(pair), update._rebound(pair), update_peers.driver_call(pair)):
         update_pairs.check_pair("it", step, pair)
 
 

@@ -46,7 +46,7 @@ def run(driver: Driver, request: Request) -> Measured:
     with driver.stream(blocking=True) as stream:
         for length in (16,) if driver.is_emulated else WHOLE:
             pair = Chain(driver, stream, length), Chain(driver, stream, length)
-            rows.append(_whole(pair, request, notes))
+            rows += [_whole(pair, request, notes), _rebind(pair, request, notes)]
             notes += _anew(pair)
         for changed, length in ((2, 16),) if driver.is_emulated else (*NODES, BOUNDARY):
             pair = Chain(driver, stream, length), Chain(driver, stream, length)
@@ -61,12 +61,23 @@ def run(driver: Driver, request: Request) -> Measured:
 
 
 def _whole(pair: Pair, request: Request, notes: list[Note]) -> Row:
-    floor, peers = _floor(pair), _peers(pair, request, notes)
-    arms = [floor, pair_arm(pair, OURS, _ours(pair)), *peers]
+    return _row("whole", pair, _ours(pair), _peers(pair, request, notes), request)
+
+
+def _rebind(pair: Pair, request: Request, notes: list[Note]) -> Row:
+    """The floor has a second graph captured already; others capture that graph at each call."""
+    peers = _peers(pair, request, notes)
+    captured_anew = [arm for arm in peers if "capture" in arm.name]
+    return _row("rebind", pair, _rebound(pair), captured_anew or peers, request)
+
+
+def _row(case: str, pair: Pair, ours: Step, peers: list[Arm], request: Request) -> Row:
+    floor = _floor(pair)
+    arms = [floor, pair_arm(pair, OURS, ours), *peers]
     driver = pair[0].driver
     timings = measure(arms, effort(driver, request), driver.synchronize)
     return row_of(
-        f"whole n={pair[0].length}",
+        f"{case} n={pair[0].length}",
         timings,
         ours=OURS,
         floor=floor.name,
@@ -81,6 +92,18 @@ def _ours(pair: Pair) -> Step:
 
     def call() -> None:
         executable.update(next(graphs))
+        executable.launch(stream)
+
+    return call
+
+
+def _rebound(pair: Pair) -> Step:
+    executable, stream = pair[0].graph.instantiate(), pair[0].stream
+    one, other = (chain.buffer for chain in pair)
+    turns = itertools.cycle([(one, other), (other, one)])
+
+    def call() -> None:
+        executable.rebind([next(turns)])
         executable.launch(stream)
 
     return call
