@@ -311,7 +311,7 @@ class Capture(NotCopied):
         graph = Graph(self.driver, handle, owners=owners, annotations=tuple(self._annotations))
         check_finished(graph, name, self.expect)
         if self._pool is not None:
-            self._pool.captures += 1
+            self._pool.note_capture(graph.runs)
         self._graph = graph
 
     def _owners(self, kept: list[tuple[object, str]]) -> OwnerSet:

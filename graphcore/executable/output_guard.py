@@ -2,8 +2,9 @@
 
 Outputs of a graph are static: every run writes them again, so that a tensor read after the next run
 holds that run's values, and nothing says so. A guard does. It sees the runs of every executable of
-the same graph, of graphs in which it was embedded, and of other graphs whose guarded outputs share
-memory; a launch through a bare driver handle it does not see.
+the same graph, of graphs in which it was embedded, of other graphs whose guarded outputs share
+memory, and of those whose temporaries may, in a memory pool that captures share; a launch through a
+bare driver handle it does not see.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from graphcore.errors import (
 from graphcore.executable.graph_exec import GraphExec, forget_bindings
 from graphcore.executable.runs import Runs
 from graphcore.interop import current_stream
+from graphcore.interop.torch import MemoryPool
 from graphcore.resources.addresses import extent
 from graphcore.resources.copying import copy_of
 from graphcore.resources.tensors import describe, is_tensor
@@ -72,6 +74,7 @@ class OutputGuard:
         self._run = runs.count if runs.has_run else 1
         self._stamp = runs.stamp
         self._meet_others()
+        self._meet_pool()
         forget_bindings(exec_.driver)  # bound launches do not count yet
 
     @property
@@ -156,6 +159,17 @@ class OutputGuard:
                 self._others.add(other._runs)
                 other._others.add(self._runs)
         _guards.add(self)
+
+    def _meet_pool(self) -> None:
+        """Counts the runs of graphs that may write the output because they share its pool."""
+        for pool in (owner.object for owner in self._owners):
+            if not (isinstance(pool, MemoryPool) and _overlap(self._extents, pool.segments())):
+                continue
+            for earlier in pool.captured_before(self._runs):
+                earlier.start_counting()
+                self._others.add(earlier)
+                # what ran before it was counted is not known: the output counts as current
+                self._stamp = max(self._stamp, earlier.stamp)
 
     def __repr__(self) -> str:
         state = "overwritten" if self.is_overwritten else "current"

@@ -94,6 +94,7 @@ class MemoryPool:
         weakref.finalize(self, pool_uses.drop, self._holder).atexit = False
         self.captures = 0
         """How many captures have used it; one that more than one used is shared."""
+        self._graphs: list[weakref.ref[Any]] = []
         self._streams: dict[tuple[int, bool], Stream] = {}
 
     @property
@@ -105,6 +106,27 @@ class MemoryPool:
     def is_shared(self) -> bool:
         """Whether more than one capture used it, so that graphs lie in each other's memory."""
         return self.captures > 1
+
+    def note_capture(self, runs: object) -> None:
+        """Notes a graph that was captured into the pool, by the counter of its runs."""
+        self.captures += 1
+        self._graphs = [each for each in self._graphs if each() is not None]
+        self._graphs.append(weakref.ref(runs))
+
+    def captured_before(self, runs: object) -> list[Any]:
+        """The counters, as far as they live, of graphs captured before that of ``runs``.
+
+        Temporaries of these may lie where that graph's outputs do. Of later ones they cannot:
+        memory of an output that is alive is given to nobody.
+        """
+        before: list[Any] = []
+        for each in self._graphs:
+            other = each()
+            if other is runs:
+                return before
+            if other is not None:
+                before.append(other)
+        return []
 
     def capture_stream(self, driver: Driver, *, blocking: bool) -> Stream:
         """The stream that captures into this pool take where none is given."""

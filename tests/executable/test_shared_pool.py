@@ -6,10 +6,17 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.tensors import cuda_driver, filled, replayed
+from helpers.tensors import cuda_driver, filled, replay, replayed
 
 import graphcore
-from graphcore import CacheTypeError, ConfigurationError, Graph
+from graphcore import (
+    CacheTypeError,
+    ConfigurationError,
+    Graph,
+    GraphExec,
+    OutputGuard,
+    OverwrittenOutputError,
+)
 from graphcore.driver import Driver
 from graphcore.interop.torch import MemoryPool
 
@@ -108,3 +115,68 @@ def test_a_failed_capture_into_a_pool_leaves_its_memory_to_the_next_one() -> Non
         with pytest.raises(ZeroDivisionError):
             graphcore.capture_function(failing, driver=driver, pool=pool, warmup=0)
         assert pool.bytes() == taken
+
+
+class Segment(MemoryPool):
+    """A pool of one piece of memory that tests chose."""
+
+    def __init__(self, driver: Driver, memory: torch.Tensor) -> None:
+        super().__init__(driver.device)
+        self.memory = memory
+
+    def segments(self) -> list[tuple[int, int]]:
+        return [(self.memory.data_ptr(), self.memory.nbytes)]
+
+
+def pooled(driver: Driver, memory: torch.Tensor, pool: MemoryPool) -> tuple[GraphExec, Any]:
+    """A graph that counts up a part of ``memory``, as if captured into ``pool``."""
+    with graphcore.capture(driver=driver) as capture:
+        capture.keep(pool, "torch memory pool")
+        memory[:4].add_(1)
+    pool.note_capture(capture.graph.runs)
+    return capture.graph.instantiate(), capture.graph
+
+
+def test_a_run_of_a_graph_captured_before_into_the_pool_overwrites_an_output(
+    graphcore_driver: Driver,
+) -> None:
+    memory = filled(graphcore_driver, 0.0, 64)
+    pool = Segment(graphcore_driver, memory)
+    (first, _one), (second, _two) = (pooled(graphcore_driver, memory, pool) for _ in range(2))
+    replay(first)
+    replay(second)
+    guards = {
+        "second": OutputGuard(second, memory[:4]),
+        "first": OutputGuard(first, memory[8:]),
+        "outside": OutputGuard(second, filled(graphcore_driver, 0.0)),
+    }
+    assert not any(guard.is_overwritten for guard in guards.values())
+    replay(first)
+    with pytest.raises(OverwrittenOutputError, match="a run of another graph"):
+        guards["second"].get()
+    assert not guards["outside"].is_overwritten, "a tensor that is not in the pool"
+    newest = guards["first"].latest()
+    replay(second)
+    assert not newest.is_overwritten, "memory of an output that was there goes to no later capture"
+    replay(first)
+    assert newest.is_overwritten
+
+
+@pytest.mark.gpu
+def test_what_a_guard_says_of_a_shared_pool_is_what_happens() -> None:
+    driver = cuda_driver()
+    pool = MemoryPool(driver.device)
+    x = filled(driver, 1.0, 1 << 20)
+    first = graphcore.capture_function(lambda: torch.sum((x + 1) * 2), driver=driver, pool=pool)
+    # its output lies where a temporary of the first one does
+    second = graphcore.capture_function(lambda: x * 3, driver=driver, pool=pool)
+    with first.instantiate() as one, second.instantiate() as two:
+        guards = [OutputGuard(one, first.outputs), OutputGuard(two, second.outputs)]
+        replay(one)
+        replay(two)
+        assert guards[1].get().unique().tolist() == [3.0]
+        assert guards[0].get().item() == 4.0 * (1 << 20), "of the graph captured first"
+        replay(one)
+        assert second.outputs.unique().tolist() != [3.0]
+        with pytest.raises(OverwrittenOutputError, match="a run of another graph"):
+            guards[1].get()
