@@ -107,7 +107,8 @@ class Serving:
         except TypeError:  # no hash
             check_key(key)
             raise
-        if entry is not None and not same_kinds(entry.identity.key, key):
+        is_other = entry is not None and entry.identity.key is not key
+        if entry is not None and is_other and not same_kinds(entry.identity.key, key):
             raise ConfigurationError(
                 f"key: expected one that differs from the keys that are there, got {key!r}, which "
                 f"Python takes for equal to {entry.identity.key!r}; use one kind of number"
