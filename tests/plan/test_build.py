@@ -276,7 +276,7 @@ def test_events_are_checked_by_name(bench: Bench, way: str) -> None:
 def test_the_drivers_refusal_names_the_node_and_leaves_nothing(bench: Bench, way: str) -> None:
     site = Site(bench)
     x = site.put("x", [1])
-    odd = LaunchConfig((3, 1, 1), (32, 1, 1), cluster=(2, 1, 1))  # does not divide the grid
+    odd = LaunchConfig((1, 1, 1), (32, 1, 1), shared_bytes=1 << 24)  # more than any device has
     site.plan.launch(add_one, odd, x, 1, name="odd")
     with pytest.raises((CudaError, CaptureError)) as caught:
         site.do(way)

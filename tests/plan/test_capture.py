@@ -120,7 +120,8 @@ def test_a_capture_that_fails_leaves_the_stream_usable_and_no_graph(bench: Bench
     site = Site(bench)
     x = site.put("x", [0])
     site.plan.launch(add_one, ONE_BLOCK, x, 1)
-    site.plan.launch(add_one, LaunchConfig((1, 1, 1), (2048, 1, 1)), x, 1, name="too wide")
+    greedy = LaunchConfig((1, 1, 1), (32, 1, 1), shared_bytes=1 << 24)
+    site.plan.launch(add_one, greedy, x, 1, name="too much shared memory")
     stream = bench.new_stream(blocking=True)
     with pytest.raises((CudaError, CaptureError)):
         site.graph("capture", stream=stream)
