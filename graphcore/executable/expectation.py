@@ -27,10 +27,10 @@ WHERE_WORK_GOES = (
     "or on another thread."
 )
 
-_COPY = "memcpy"
+_COPY, _FILL = "memcpy", "memset"
 # how a plan's work shows in a captured graph, by the name of its record; what is lowered in
 # several ways (calls, joins, events, allocations) is not counted
-_PLANNED = {"Memcpy": _COPY, "Memset": "memset", "Callback": "host", "Conditional": "conditional"}
+_PLANNED = {"Memcpy": _COPY, "Memset": _FILL, "Callback": "host", "Conditional": "conditional"}
 # nodes that only hold or order others
 _UNCOUNTED = frozenset({NodeKind.CHILD, NodeKind.EMPTY})
 
@@ -62,11 +62,13 @@ def unmet(expect: Expectation, graph: Graph) -> str | None:
     missing = wanted - found
     if not _is_plan(expect):
         return _in_words(missing, wanted)
-    # a copy of a plan may have become a launch of its copy kernel
+    # a copy or a fill of a plan may have become a launch of a kernel that does it
     spare = sum(count for name, count in (found - wanted).items() if name.startswith("kernel "))
-    if missing[_COPY] <= spare:
-        del missing[_COPY]
-    return _in_words(missing, wanted)
+    for kind in (_COPY, _FILL):
+        done = min(missing[kind], spare)
+        missing[kind] -= done
+        spare -= done
+    return _in_words(+missing, wanted)
 
 
 def _in_words(missing: Counter[str], wanted: Counter[str]) -> str | None:

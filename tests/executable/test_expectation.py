@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,7 +13,7 @@ from helpers.kernels import ONE_BLOCK, add_one, scale
 from helpers.tensors import filled
 
 import graphcore
-from graphcore import CaptureError, ConfigurationError, Graph
+from graphcore import CaptureError, ConfigurationError, Graph, GraphPlan
 from graphcore.driver import LEGACY_STREAM, Driver, Kernel
 from graphcore.resources.buffer import Buffer
 
@@ -107,49 +107,20 @@ def test_nodes_inside_a_child_graph_count(launcher: Launcher) -> None:
     assert len(outer.snapshot().nodes) == 1
 
 
-# ---- plans: by what they offer, since they lie above ---------------------------------------------
+# ---- plans --------------------------------------------------------------------------------------
 
 
-@dataclass
-class Launch:
-    kernel: Kernel
-
-
-class Memcpy:
-    pass
-
-
-class Memset:
-    pass
-
-
-class Join:
-    pass
-
-
-@dataclass
-class Conditional:
-    bodies: tuple[Any, ...]
-
-
-@dataclass
-class Embed:
-    plan: Any
-
-
-@dataclass
-class Node:
-    work: Any
-
-
-class Plan:
-    def __init__(self, *works: Any) -> None:
-        self.nodes = tuple(Node(work) for work in works)
-
-
-def _plan() -> Plan:
-    inner = Plan(Launch(add_one), Memcpy())
-    return Plan(Launch(add_one), Embed(inner), Join(), Launch(scale), Memset())
+def _plan() -> GraphPlan:
+    plan, inner = GraphPlan(), GraphPlan()
+    z = inner.buffer("z", (4,), "float32")
+    inner.launch(add_one, ONE_BLOCK, z, 4)
+    x, y = (plan.buffer(name, (4,), "float32") for name in ("x", "y"))
+    plan.launch(add_one, ONE_BLOCK, x, 4)
+    plan.embed(inner, bindings={"z": x})
+    plan.launch(scale, ONE_BLOCK, x, 2.0, 4)
+    plan.memcpy(y, x)
+    plan.memset(x, 0)
+    return plan
 
 
 def test_a_plan_says_which_of_its_nodes_are_missing(launcher: Launcher) -> None:
@@ -159,21 +130,46 @@ def test_a_plan_says_which_of_its_nodes_are_missing(launcher: Launcher) -> None:
     assert "2 are missing: kernel add_one (1 of 2), memcpy (1 of 1)" in str(caught.value)
 
 
-def test_a_copy_of_a_plan_may_be_a_kernel(launcher: Launcher) -> None:
-    def step(stream: Any) -> None:
-        launcher.launch(add_one, stream)
-        launcher.launch(scale, stream)  # as the copy kernel would be
+@pytest.mark.parametrize("work", ["memcpy", "memset"])
+def test_a_copy_or_a_fill_of_a_plan_may_be_a_kernel_but_one_kernel_is_only_one(
+    launcher: Launcher, work: str
+) -> None:
+    plan = GraphPlan()
+    x, y = (plan.buffer(name, (4,), "float32") for name in ("x", "y"))
+    plan.launch(add_one, ONE_BLOCK, x, 4)
+    for target in (x, y):
+        if work == "memcpy":
+            plan.memcpy(target, x if target is y else y)
+        else:
+            plan.memset(target, 0)
 
-    plan = Plan(Launch(add_one), Memcpy())
-    assert len(_captured(launcher, step, expect=plan).snapshot().nodes) == 2
+    def step(stream: Any, kernels: int) -> None:
+        launcher.launch(add_one, stream)
+        for _ in range(kernels):
+            launcher.launch(scale, stream)  # as the kernel that copies would be
+
+    assert _captured(launcher, partial(step, kernels=2), expect=plan)
+    with pytest.raises(CaptureError, match=rf"1 are missing: {work} \(1 of 2\)"):
+        _captured(launcher, partial(step, kernels=1), expect=plan)
 
 
 def test_the_bodies_of_a_plan_count(launcher: Launcher) -> None:
-    plan = Plan(Conditional((Plan(Launch(add_one)), Plan(Launch(scale)))))
+    plan = GraphPlan()
+    x = plan.buffer("x", (4,), "float32")
+    with plan.if_then(plan.condition("more")) as body:
+        body.launch(add_one, ONE_BLOCK, x, 4)
+        body.launch(scale, ONE_BLOCK, x, 2.0, 4)
     with pytest.raises(CaptureError, match=r"conditional \(1 of 1\)") as caught:
         _captured(launcher, lambda stream: launcher.launch(scale, stream), expect=plan)
     assert "kernel add_one (1 of 1)" in str(caught.value)
     assert "kernel scale" not in str(caught.value)
+
+
+def test_a_plan_that_is_captured_has_all_it_expects(launcher: Launcher) -> None:
+    plan, driver = _plan(), launcher.driver
+    buffers = {name: Buffer.allocate(4, driver=driver) for name in ("x", "y")}
+    graph = plan.capture(buffers, driver=driver, expect=plan)
+    assert len(graph.snapshot().nodes) == 5
 
 
 # ---- where work goes that is not captured -------------------------------------------------------
