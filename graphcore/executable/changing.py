@@ -34,6 +34,7 @@ from graphcore.resources.lifetime import OwnerSet
 
 if TYPE_CHECKING:
     from graphcore.executable.graph import Graph
+    from graphcore.resources.attribution import Attribution
     from graphcore.resources.fingerprint import Fingerprint
     from graphcore.resources.pools import Blocks
 
@@ -74,6 +75,13 @@ class ChangeableExec(NotCopied):
         from graphcore.resources.fingerprint import fingerprint
 
         return fingerprint(self, names)
+
+    def attributions(self, names: Mapping[str, Any] | None = None) -> list[Attribution]:
+        """What each pointer that runs now points into; as :meth:`Graph.attributions`."""
+        from graphcore.executable.attributions import attributions
+
+        private = self.private_memory()
+        return attributions(self.snapshot(), self.driver, self._owners, private, names)
 
     def private_memory(self) -> list[tuple[int, int]]:
         """(address, bytes) of memory that is this executable's alone."""

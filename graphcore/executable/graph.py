@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from graphcore.drawing import Drawing
     from graphcore.executable.graph_exec import GraphExec
     from graphcore.executable.memory_report import MemoryReport
+    from graphcore.resources.attribution import Attribution
     from graphcore.resources.fingerprint import Fingerprint
 
 Guard = Literal["owners", "full"]
@@ -152,6 +153,25 @@ class Graph(NotCopied):
     def snapshot(self) -> GraphSnapshot:
         """Everything about the graph as plain data: nodes, parameters, edges, labels."""
         return read(self.driver, self.handle, annotations=self.annotations)
+
+    def attributions(self, names: Mapping[str, Any] | None = None) -> list[Attribution]:
+        """What each pointer of the graph points into: "arg 2 = layer 4 keys + 8192 bytes".
+
+        By ``names``, else by the tensors that the graph keeps, by their labels, else by the graph's
+        own memory, else by torch's allocator, else by the driver's allocation; "ambiguous" where
+        two of one kind hold the address. CuPy's pool tells no ranges: its memory is told by
+        allocation.
+
+        Args:
+            names: Name -> tensor, buffer or (address, bytes).
+
+        Raises:
+            CacheTypeError: A named object is no tensor, no buffer and no (address, bytes).
+            ConfigurationError: ``names`` is no mapping.
+        """
+        from graphcore.executable.graph_page import graph_attributions
+
+        return graph_attributions(self, self.snapshot(), names)
 
     def fingerprint(self, names: Mapping[str, Any] | None = None) -> Fingerprint:
         """What the graph depends on, as ordered fields and a digest.

@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from graphcore.drawing.model import kind_counts
+from graphcore.executable.attributions import attributions
 from graphcore.executable.memory_report import in_words, memory_report
 from graphcore.graph.snapshot import GraphSnapshot
-from graphcore.resources.attribution import Attribution, attribute
+from graphcore.resources.attribution import Attribution
 
 if TYPE_CHECKING:
     from graphcore.drawing import Drawing, Section
@@ -22,13 +23,13 @@ _MOST_BUFFERS = 40
 def graph_drawing(graph: Graph, names: Mapping[str, Any] | None) -> Drawing:
     """The drawing of ``graph``, its pointers attributed; see :meth:`Graph.drawing`."""
     snapshot = graph.snapshot()
-    return _noted(snapshot, _attributions(graph, snapshot, names))
+    return _noted(snapshot, graph_attributions(graph, snapshot, names))
 
 
 def graph_page(graph: Graph, title: str, names: Mapping[str, Any] | None, full: bool) -> str:
     """One self-contained page; see :meth:`Graph.to_html_page`."""
     snapshot = graph.snapshot()
-    found = _attributions(graph, snapshot, names)
+    found = graph_attributions(graph, snapshot, names)
     drawing = _noted(snapshot, found)
     return drawing.to_html_page(title, graph_sections(graph, snapshot, found, names), full=full)
 
@@ -96,24 +97,11 @@ def _buffers(found: Attribution) -> Iterator[str]:
         yield f"allocation {found.place.allocation.base:#x}"
 
 
-def _attributions(
+def graph_attributions(
     graph: Graph, snapshot: GraphSnapshot, names: Mapping[str, Any] | None
 ) -> list[Attribution]:
-    return attribute(snapshot, _owned(graph) if names is None else names, graph.driver)
-
-
-def _owned(graph: Graph) -> dict[str, Any]:
-    """The tensors that the graph keeps alive, by label; labels that are met twice are numbered."""
-    names: dict[str, Any] = {}
-    for owner in graph.owners:
-        if owner.record is None or not owner.label:
-            continue
-        name, number = owner.label, 1
-        while name in names:
-            number += 1
-            name = f"{owner.label} ({number})"
-        names[name] = owner.record.tensor
-    return names
+    """What the pointers of ``graph`` point into; see :meth:`Graph.attributions`."""
+    return attributions(snapshot, graph.driver, graph.owners, graph.private_memory(), names)
 
 
 def _noted(snapshot: GraphSnapshot, found: list[Attribution]) -> Drawing:

@@ -26,8 +26,8 @@ from graphcore.executable.graph_exec import GraphExec, forget_bindings
 from graphcore.executable.runs import Runs
 from graphcore.interop import current_stream
 from graphcore.interop.torch import MemoryPool
-from graphcore.resources.addresses import extent
 from graphcore.resources.copying import copy_of
+from graphcore.resources.spans import extent
 from graphcore.resources.tensors import describe, is_tensor
 
 if TYPE_CHECKING:

@@ -17,12 +17,11 @@ from graphcore.executable.handles import GraphResource
 from graphcore.graph.snapshot import GraphSnapshot
 from graphcore.interop.torch import MemoryPool
 from graphcore.interop.torch_memory import blocks_of
-from graphcore.resources.addresses import extent
 from graphcore.resources.buffer import Buffer
 from graphcore.resources.footprint import Footprint, find_changed, record
 from graphcore.resources.lifetime import OwnerSet
 from graphcore.resources.pools import Blocks
-from graphcore.resources.spans import Span
+from graphcore.resources.spans import Span, extent
 from graphcore.resources.staleness import StaleResource, find_stale
 from graphcore.resources.tensors import TensorRef
 from graphcore.resources.watching import Alarm, Watch

@@ -13,10 +13,17 @@ from typing import Any
 
 from graphcore.driver.api import Driver
 from graphcore.driver.kernel import Pointer
-from graphcore.driver.records import FreeParams, MemcpyParams, MemsetParams, NodeParams
+from graphcore.driver.records import (
+    CopyOperand,
+    FreeParams,
+    MemcpyParams,
+    MemoryKind,
+    MemsetParams,
+    NodeParams,
+)
 from graphcore.graph.nodes import Argument, NodeRecord
 from graphcore.graph.snapshot import GraphSnapshot, snapshot_of
-from graphcore.resources.addresses import AddressBook, Place, words
+from graphcore.resources.addresses import AddressBook, KnownMemory, Place, nowhere, words
 from graphcore.resources.driver_argument import checked_driver
 
 
@@ -62,11 +69,21 @@ def attribute(
     """
     chosen = None if driver is None else checked_driver(driver)
     book = AddressBook({} if names is None else names, chosen)
-    return [
-        found
-        for node in snapshot_of(snapshot, "snapshot").walk()
-        for found in _operands(node, book)
-    ]
+    return attribute_by(snapshot_of(snapshot, "snapshot"), book)
+
+
+def attribute_by(
+    snapshot: GraphSnapshot, memory: AddressBook | KnownMemory, *, also_unknown: bool = False
+) -> list[Attribution]:
+    """Every operand that points into ``memory``.
+
+    Args:
+        snapshot: The graph; inner graphs are searched too.
+        memory: What is known.
+        also_unknown: Also declared pointers, and operands of copies and fills, into nothing that is
+            known: memory that was freed, or that no driver has.
+    """
+    return [found for node in snapshot.walk() for found in _operands(node, memory, also_unknown)]
 
 
 def notes(attributions: Iterable[Attribution]) -> dict[int, list[str]]:
@@ -97,14 +114,27 @@ def operands(params: NodeParams) -> Iterator[tuple[str, int]]:
         yield "address", params.address
 
 
-def _operands(node: NodeRecord, book: AddressBook) -> Iterator[Attribution]:
+def _operands(
+    node: NodeRecord, memory: AddressBook | KnownMemory, also_unknown: bool
+) -> Iterator[Attribution]:
     for argument in node.arguments:
+        is_declared = isinstance(argument.value, Pointer)
         for offset, value in pointers(argument):
-            place = book.find(value)
+            place = memory.find(value)
+            if place is None and also_unknown and is_declared and value:
+                place = nowhere(value)
             if place is not None:
                 operand = argument.name or f"arg {argument.index}"
                 yield Attribution(node, operand, argument.index, offset, value, place)
     for operand, address in operands(node.params):
-        place = book.find(address)
+        place = memory.find(address)
+        if place is None and also_unknown and not _is_on_the_host(node, operand):
+            place = nowhere(address)
         if place is not None:
             yield Attribution(node, operand, None, 0, address, place)
+
+
+def _is_on_the_host(node: NodeRecord, operand: str) -> bool:
+    """Whether a copy's side is host memory, of which a driver knows the pinned part only."""
+    side = getattr(node.params, operand)
+    return isinstance(side, CopyOperand) and side.memory is not MemoryKind.DEVICE

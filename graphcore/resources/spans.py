@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from graphcore.resources.addresses import extent
+from graphcore.errors import ConfigurationError
 from graphcore.resources.tensors import TensorRef, describe
 
 
@@ -29,8 +29,9 @@ class Span:
     @classmethod
     def of(cls, name: str, item: Any) -> Span:
         """The span of a tensor, a buffer, or (address, bytes); raises as :func:`extent`."""
-        start, size = extent(name, item)
-        return cls(name, start, size, None if isinstance(item, tuple) else describe(item))
+        tensor = None if isinstance(item, tuple) else describe(item, name=f"names[{name!r}]")
+        start, size = extent(name, item if tensor is None else tensor)
+        return cls(name, start, size, tensor)
 
     @property
     def end(self) -> int:
@@ -64,3 +65,25 @@ def _is_element(tensor: TensorRef, offset: int) -> bool:
         if step:
             left -= min(left // step, count - 1) * step
     return not left
+
+
+def extent(name: str, item: Any) -> tuple[int, int]:
+    """(lowest address, bytes to its end) of anything a name may stand for.
+
+    Raises:
+        CacheTypeError: ``item`` is no tensor, no buffer and no (address, bytes).
+        ConfigurationError: A negative address or size.
+    """
+    if isinstance(item, tuple) and len(item) == 2 and all(isinstance(part, int) for part in item):
+        if min(item) < 0:
+            raise ConfigurationError(
+                f"names[{name!r}]: expected (address, bytes) of 0 or more, got {item}"
+            )
+        return item
+    tensor = describe(item, name=f"names[{name!r}]")
+    if not tensor.size:
+        return tensor.address, 0
+    # strides count elements; a view reaches further than its number of bytes says
+    steps = [(count - 1) * step for count, step in zip(tensor.shape, tensor.strides, strict=True)]
+    low, high = sum(min(0, step) for step in steps), sum(max(0, step) for step in steps)
+    return tensor.address + low * tensor.itemsize, (high - low + 1) * tensor.itemsize

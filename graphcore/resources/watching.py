@@ -95,7 +95,7 @@ def watch_all(names: Mapping[str, Any], driver: Driver) -> tuple[Watch, ...]:
 
 
 def _plain(name: str, obj: tuple[Any, ...], driver: Driver) -> TensorRef:
-    from graphcore.resources.addresses import extent
+    from graphcore.resources.spans import extent
 
     address, size = extent(name, obj)
     kind = "cpu" if driver.is_emulated else "cuda"

@@ -15,8 +15,10 @@ from graphcore.driver.kernel import Kernel, Parameter
 from graphcore.driver.records import Allocation, FreeParams, MemoryKind, MemsetParams
 from graphcore.errors import CacheTypeError
 from graphcore.graph import read
-from graphcore.resources.addresses import AddressBook, Place, extent, words
-from graphcore.resources.attribution import attribute, notes
+from graphcore.resources.addresses import AddressBook, KnownMemory, Place, words
+from graphcore.resources.attribution import attribute, attribute_by, notes
+from graphcore.resources.pools import Block, Blocks
+from graphcore.resources.spans import extent
 
 BASE = 0x7F0000000000
 
@@ -159,3 +161,59 @@ def test_freed_graph_memory_is_attributed_too() -> None:
     assert [str(entry) for entry in attribute(graph, {"x": (BASE, 64)})] == [
         "address = x + 8 bytes"
     ]
+
+
+def test_of_interleaved_views_the_one_with_the_element_is_told() -> None:
+    both = numpy.zeros((4, 2), "float32")
+    start = both.ctypes.data
+    book = AddressBook({"left": both[:, 0], "right": both[:, 1]})
+    places = [book.find(start + at) for at in (0, 4, 8, 12)]
+    assert [str(place) for place in places] == [
+        "left", "right", "left + 8 bytes", "right + 8 bytes",
+    ]  # fmt: skip
+    assert not any(place.is_ambiguous for place in places if place)
+
+
+def test_what_the_first_book_knows_the_others_do_not_say() -> None:
+    driver: Any = Allocations()
+    books = [
+        ("name", AddressBook({"mine": (BASE, 64)})),
+        ("owner", AddressBook({"argument 0": (BASE, 256), "view": (BASE + 128, 16)})),
+    ]
+    blocks = Blocks(
+        [
+            Block(BASE, 512, 500, is_live=True),
+            Block(BASE + 512, 512, 512, is_live=True),
+            Block(BASE + 1024, 512, 400, is_live=False),
+        ]
+    )
+    memory = KnownMemory(books, blocks, driver)
+    found = [memory.find(BASE + at) for at in (8, 64, 130, 300, 512, 1100, 2048, 5000)]
+    assert [str(place) for place in found] == [
+        "mine + 8 bytes",
+        "argument 0 + 64 bytes",
+        "ambiguous: argument 0 + 130 bytes or view + 2 bytes",
+        f"torch block {BASE:#x} of 500 bytes + 300 bytes",
+        f"torch block {BASE + 512:#x} of 512 bytes",
+        f"freed torch block {BASE + 1024:#x} of 400 bytes + 76 bytes",
+        f"allocation {BASE:#x} + 2048 bytes (4096 bytes, buffer id 7, device 0)",
+        "None",
+    ]
+    sources = [place.source for place in found if place]
+    assert sources == ["name", "owner", "owner", "torch", "torch", "torch", "driver"]
+    assert memory.find(3) is None
+
+
+def test_pointers_into_nothing_known_are_told_where_they_are_declared() -> None:
+    typed = Kernel("k", (Parameter("p", "f32*"), Parameter("n", "u64")), "")
+    node_with = kernel_node(0, "k", arguments=[word(BASE), word(BASE)])
+    graph = snapshot([replace(node_with, kernel=typed), node(1, copy_1d(BASE + 8, BASE + 16, 4))])
+    memory = AddressBook({"x": (BASE + 8, 8)})
+    assert [str(found) for found in attribute_by(graph, memory)] == ["dst = x"]
+    assert [str(found) for found in attribute_by(graph, memory, also_unknown=True)] == [
+        f"p = {BASE:#x}, in no memory that is known",
+        "dst = x",
+        f"src = {BASE + 16:#x}, in no memory that is known",
+    ]
+    raw = snapshot([node_with, node(1, copy_1d(BASE + 8, BASE, 4, src_memory=MemoryKind.HOST))])
+    assert [str(found) for found in attribute_by(raw, memory, also_unknown=True)] == ["dst = x"]
