@@ -24,7 +24,7 @@ from graphcore.driver.records import (
 from graphcore.errors import CudaError, PlanError
 from graphcore.executable.handles import GraphResource
 from graphcore.graph.reading import Annotation
-from graphcore.plan.binding import Binding, every_node
+from graphcore.plan.binding import Binding
 from graphcore.plan.calls import BoundCall
 from graphcore.plan.inner_graphs import embeddable, without_copies
 from graphcore.plan.issuing import CapturedNodes, GraphNodes
@@ -34,14 +34,19 @@ from graphcore.plan.records import (
     Allocate,
     Call,
     Callback,
-    Condition,
     Conditional,
-    Deallocate,
     Embed,
     EmbedGraph,
     Launch,
     PlanNode,
     View,
+)
+from graphcore.plan.walking import (
+    every_node,
+    has_calls,
+    refuse_in_a_child,
+    sequence_of,
+    uses_what_comes,
 )
 from graphcore.resources.lifetime import Owner, collect
 
@@ -203,21 +208,24 @@ class Builder:
     # ---- graphs in the graph -------------------------------------------------------------------
 
     def prepare(self, plan: GraphPlan, scope: Scope) -> list[BoundCall]:
-        """Makes ahead what cannot be made inside a capture; the calls that it will capture."""
+        """Makes ahead what cannot be made inside a capture; the calls that are to be warmed up."""
         lowering = self._lowering(scope, GraphHandle(0), ())
+        waiting = []
         for node, in_body in every_node(plan):
-            if _uses_what_comes(node):
-                continue
-            if isinstance(node.work, Call) and not in_body:
-                self._calls[id(node)] = bound_call(node, node.work, scope.binding, {})
-            elif isinstance(node.work, Call) or (
-                isinstance(node.work, Embed) and _has_calls(node.work.plan)
-            ):
+            work = node.work
+            comes = uses_what_comes(node)
+            if isinstance(work, Call) and not in_body:
+                call = BoundCall(work, scope.binding, {})
+                if not comes:
+                    with named(node):
+                        call = self._calls[id(node)] = call.with_arguments()
+                waiting.append(call)
+            elif isinstance(work, (Call, Embed)) and not comes and has_calls(node):
                 lowering.in_body = in_body
                 child = self._child(node, lowering, replace(scope, in_body=in_body))
                 if child is not None:
                     self._ready[id(node)] = child
-        return list(self._calls.values())
+        return waiting
 
     def _child(self, node: PlanNode, lowering: Lowering, scope: Scope) -> GraphResource | None:
         """The graph of a node that becomes a child node; None where it is empty.
@@ -271,8 +279,11 @@ class Builder:
         assert isinstance(work, Call)
         place.come_after(after)
         self._own_call(node, work)
-        made = self._calls.get(id(node))
-        (made or bound_call(node, work, lowering.binding, lowering.conditions)).run()
+        call = self._calls.get(id(node))
+        if call is None:
+            with named(node):
+                call = BoundCall(work, lowering.binding, lowering.conditions).with_arguments()
+        call.run()
         place.recount()
         return place.frontier()
 
@@ -283,65 +294,8 @@ class Builder:
                 self.owners += collect(value, f"{node.name} argument {index}")
 
 
-def bound_call(
-    node: PlanNode,
-    call: Call,
-    binding: Binding,
-    conditions: Mapping[str, ConditionalHandle],
-) -> BoundCall:
-    """A call with its arguments made; PlanError, with the node's name, where they cannot be."""
-    with named(node):
-        return BoundCall(call, binding, conditions).with_arguments()
-
-
-def sequence_of(plan: GraphPlan) -> Sequence[int]:
-    """The indices of a plan's nodes so that each comes after what it depends on.
-
-    Raises:
-        PlanError: There is a cycle.
-    """
-    order = plan._ordered()
-    if order.cycle:
-        names = " -> ".join(plan.nodes[index].name for index in (*order.cycle, order.cycle[0]))
-        raise PlanError(f"plan {plan.name!r}: expected an order of its nodes, got a cycle {names}")
-    return order.sequence
-
-
-def refuse_in_a_child(plan: GraphPlan) -> None:
-    """Raises PlanError where ``plan`` has nodes that no child graph can hold."""
-    for node in plan.nodes:
-        if isinstance(node.work, (Conditional, Allocate, Deallocate)):
-            raise PlanError(
-                f"plan {plan.name!r}: node {node.name!r}: a plan that is embedded becomes a child "
-                "graph, which can hold neither conditional nor memory nodes; add its nodes to the "
-                "outer plan instead"
-            )
-
-
 def _annotate(annotations: list[Annotation], start: int, stop: int, label: str) -> None:
     """Notes a label; neighbours with the same one share a range."""
     if annotations and annotations[-1][1:] == (start, label):
         start = annotations.pop()[0]
     annotations.append((start, stop, label))
-
-
-def _has_calls(plan: GraphPlan) -> bool:
-    return any(
-        isinstance(node.work, Call) or (isinstance(node.work, Embed) and _has_calls(node.work.plan))
-        for node, _ in every_node(plan)
-    )
-
-
-def _uses_what_comes(node: PlanNode) -> bool:
-    """Whether a node needs addresses or handles that the graph has only when it is built."""
-    work = node.work
-    values: tuple[Any, ...] = ()
-    if isinstance(work, Embed):
-        values = tuple(view for _, view in work.bindings)
-    elif isinstance(work, Call):
-        values = work.arguments
-    return any(
-        isinstance(value, Condition)
-        or (isinstance(value, View) and value.buffer.origin == "allocated")
-        for value in values
-    )

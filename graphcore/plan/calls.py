@@ -98,20 +98,24 @@ class BoundCall:
         copied = self.binding.copy()
         views = (value for value in self.call.arguments if isinstance(value, View))
         for buffer in {view.buffer.name: view.buffer for view in views}.values():
-            copied.replace(buffer, _copy_of(buffer, self.binding.place(buffer), stream))
+            _copy(buffer, copied, stream)
         return copied
 
 
-def _copy_of(buffer: PlanBuffer, place: Place, stream: Stream) -> Place:
-    """Memory of the same layout; with the same contents where there are any yet."""
+def _copy(buffer: PlanBuffer, binding: Binding, stream: Stream) -> None:
+    """Puts ``buffer`` into memory of its own; with its contents where there are any yet."""
     low, high = buffer.whole.extent
     memory = Buffer.allocate(max(high - low, 1), "uint8", driver=stream.driver)
+    place = binding.find(buffer)
+    if place is None:
+        binding.allocated(buffer, memory.address, memory)
+        return
     if place.given is not None and high > low:
         source = CopyOperand(place.ref.address + low, place.memory)
         params = MemcpyParams(CopyOperand(memory.address), source, high - low)
         stream.driver.copy(params, stream.handle)
     ref = replace(place.ref, address=memory.address - low, owner=memory)
-    return Place(ref, library=place.library)
+    binding.replace(buffer, Place(ref, library=place.library))
 
 
 def _as_tensor(ref: TensorRef, place: Place, driver: Driver) -> Any:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from graphcore.driver import Driver, Event
 from graphcore.errors import PlanError
 from graphcore.interop.drivers import same_driver
-from graphcore.plan.binding import every_node
 from graphcore.plan.records import Embed
+from graphcore.plan.walking import every_node
 
 if TYPE_CHECKING:
     from graphcore.plan.plan import GraphPlan

@@ -16,7 +16,7 @@ from graphcore.driver.records import ConditionalHandle
 from graphcore.executable import Graph
 from graphcore.interop import use_stream
 from graphcore.plan.binding import Binding
-from graphcore.plan.build import Builder, Scope, refuse_in_a_child, sequence_of
+from graphcore.plan.build import Builder, Scope
 from graphcore.plan.calls import BoundCall
 from graphcore.plan.inner_graphs import embeddable
 from graphcore.plan.issuing import GraphNodes, issue
@@ -30,6 +30,7 @@ from graphcore.plan.records import (
     Launch,
     PlanNode,
 )
+from graphcore.plan.walking import refuse_in_a_child, sequence_of
 from graphcore.resources.buffer import Buffer
 
 if TYPE_CHECKING:

@@ -16,11 +16,12 @@ from graphcore.errors import CaptureError, ConfigurationError
 from graphcore.executable import Graph
 from graphcore.executable.handles import GraphResource
 from graphcore.interop import current_stream
-from graphcore.plan.binding import Binding, bind
+from graphcore.plan.binding import Binding
 from graphcore.plan.build import Builder
 from graphcore.plan.capture import add_to_capture, capture_plan
 from graphcore.plan.compiled import CompiledPlan
 from graphcore.plan.declarations import PlanDeclarations
+from graphcore.plan.fitting import bind
 from graphcore.plan.issuing import GraphNodes
 from graphcore.plan.real_events import check_events
 from graphcore.plan.run import Runner

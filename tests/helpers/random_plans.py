@@ -208,7 +208,7 @@ BODY_STEPS = st.one_of(
     st.builds(_turned_copy, _pairs_of_parts()),
     st.builds(_fill, _pairs_of_parts(), st.integers(-2, 2)),
 )
-_bodies = st.lists(BODY_STEPS, max_size=3)
+_bodies = st.lists(BODY_STEPS, min_size=1, max_size=3)
 
 
 # ---- steps of several nodes ---------------------------------------------------------------------

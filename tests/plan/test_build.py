@@ -359,3 +359,14 @@ def test_the_body_of_a_plan_reads_back_with_its_parameters(bench: Bench) -> None
     assert kinds == [NodeKind.MEMSET, NodeKind.EMPTY, NodeKind.KERNEL]
     assert isinstance(node.bodies[0].nodes[2].params, KernelParams)
     assert node.bodies[0].edges == ((0, 1), (1, 2))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_body_without_nodes_does_nothing(bench: Bench, way: str) -> None:
+    site = Site(bench)
+    x, taken = site.put("x", [1.0]), site.plan.condition("taken")
+    site.plan.launch(set_value, ONE_BLOCK, taken, 1)
+    with site.plan.if_else(taken) as (_, other):
+        other.launch(add_one, ONE_BLOCK, x, 1)
+    site.do(way)
+    assert site.read("x") == [1]

@@ -165,12 +165,19 @@ def test_calls_work_on_memory_that_the_plan_allocates(bench: Bench, way: str) ->
     plan = GraphPlan()
     x = plan.buffer("x", (4,))
     scratch = plan.allocate("scratch", (2, 4))
-    plan.call(lambda s, x: s.copy_(x.expand(2, 4)), scratch, x, reads=[x], writes=[scratch])
+    calls: list[int] = []
+
+    def spread(scratch: torch.Tensor, x: torch.Tensor) -> None:
+        calls.append(1)
+        scratch.copy_(x.expand(2, 4))
+
+    plan.call(spread, scratch, x, reads=[x], writes=[scratch])
     plan.call(lambda s, x: torch.sum(s, 0, out=x), scratch, x, reads=[scratch], writes=[x])
     plan.deallocate(scratch)
     tensor = torch.tensor([1.0, 2, 3, 4], device=device_of(bench.driver))
     do(plan, {"x": tensor}, way, bench.stream, times=2)
     assert tensor.tolist() == [4, 8, 12, 16]
+    assert len(calls) == 2  # run twice, or warmed up elsewhere and captured
 
 
 def test_a_plan_that_runs_inside_a_capture_becomes_part_of_it(bench: Bench) -> None:
