@@ -187,8 +187,8 @@ def test_a_plan_without_one_of_its_edges_is_right_or_told_as_a_race() -> None:
         assert right or kinds
 
     check()
-    assert outcomes["told and wrong"] > 10
-    assert outcomes["untold and right"] > 10
+    assert outcomes["told and wrong"] > 5
+    assert outcomes["untold and right"] > 3
 
 
 def _without_an_edge(plan: GraphPlan, position: int, edge: int) -> GraphPlan | None:

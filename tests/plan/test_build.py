@@ -280,7 +280,7 @@ def test_the_drivers_refusal_names_the_node_and_leaves_nothing(bench: Bench, way
     site.plan.launch(add_one, odd, x, 1, name="odd")
     with pytest.raises((CudaError, CaptureError)) as caught:
         site.do(way)
-    if way != "run" and bench.driver.is_emulated:  # a device may find it when it instantiates
+    if way != "run":
         notes = [*getattr(caught.value, "__notes__", ()),
                  *getattr(caught.value.__cause__, "__notes__", ())]  # fmt: skip
         assert any("'odd'" in note for note in notes)

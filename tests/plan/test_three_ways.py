@@ -54,7 +54,7 @@ def test_random_plans_do_the_same_bytes_run_captured_built_and_saved(
                 assert buffers[name].read().tobytes() == array.tobytes(), (way, name)
 
     check()
-    assert seen["changed"] > 150
+    assert seen["changed"] > 100
 
 
 def test_build_and_capture_make_graphs_of_one_shape(graphcore_driver: Driver) -> None:
