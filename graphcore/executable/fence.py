@@ -11,7 +11,7 @@ from typing import Any
 
 from graphcore.driver import Driver, Event, Stream, active, stream_handle
 from graphcore.driver.records import CaptureState, StreamHandle
-from graphcore.errors import GraphcoreError, LifecycleError
+from graphcore.errors import LifecycleError
 
 _DEFAULT_STREAMS = (0, 1, 2)
 
@@ -44,10 +44,18 @@ class Fence:
             return False
         if self._event is None:  # the stream is gone: only the device as a whole can be waited for
             self._driver.synchronize()
-        elif not self._event.query():
+        elif not self._has_happened(self._event):
             return False
         self._finish()
         return True
+
+    def _has_happened(self, event: Event) -> bool:
+        # asking breaks the captures of other libraries, unless this thread says that it may
+        before = self._driver.exchange_capture_mode("relaxed")
+        try:
+            return event.query()
+        finally:
+            self._driver.exchange_capture_mode(before)
 
     def wait(self) -> None:
         """Waits for that work.
@@ -99,7 +107,7 @@ class Fence:
             return True
         try:
             return stream_handle(self._stream) == self._handle
-        except GraphcoreError:  # closed by its owner
+        except Exception:  # closed by its owner; each library says so in its own way
             return False
 
     def _finish(self) -> None:

@@ -43,7 +43,7 @@ def capture_all(
         check_key(key)
     ordered = sorted(dict.fromkeys(keys), key=size or size_of, reverse=True)
     made: dict[Hashable, GraphExec | EagerExec] = {}
-    with cache.keeping_new() as keep, _shown(progress, len(ordered)) as bar:
+    with cache._keeping_new() as keep, _shown(progress, len(ordered)) as bar:
         for key in ordered:
             keep(key)
             try:

@@ -216,7 +216,7 @@ class GraphCache(NotCopied):
         return capture_all(self, list(keys), fn, progress=progress, size=size, options=options)
 
     @contextmanager
-    def keeping_new(self) -> Iterator[Callable[[Hashable], None]]:
+    def _keeping_new(self) -> Iterator[Callable[[Hashable], None]]:
         """For the block, entries told to what it yields are not evicted, by key."""
         serving = self._serving
         serving.filling.refuse_under_way("capture_all")
@@ -360,6 +360,7 @@ class GraphCache(NotCopied):
         self._refuse_closed()
         entry, _, _ = self._serving.look_up(self._driver or choose_driver(), key)
         if entry is None:
+            check_key(key)  # a tensor, say, has a hash, and is never found
             self._serving.counting.add("absent")
         return entry
 

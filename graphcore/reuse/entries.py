@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from graphcore.driver import Driver
-from graphcore.errors import CacheTypeError, ConfigurationError
+from graphcore.errors import CacheTypeError, ConfigurationError, CudaError
 from graphcore.executable import Graph, GraphExec
 from graphcore.executable.fence import Fence
 from graphcore.interop.drivers import same_driver
@@ -91,8 +91,13 @@ class Entry:
 
     def is_in_flight(self) -> bool:
         """Whether a launch of it may still run; True where that cannot be asked just now."""
-        fence = self.fence()
-        return fence is not None and not self.executable.settle(fence)
+        try:
+            fence = self.fence()
+            return fence is not None and not self.executable.settle(fence)
+        except CudaError as error:
+            if "CAPTURE" in error.code:
+                raise
+            return False  # a lost context, or a closed driver: nothing runs any more
 
     def facts(self, *, with_flight: bool = True, must_stay: bool = False) -> EntryFacts:
         """What deciding about it needs; asking whether it is in flight costs about 2 us."""

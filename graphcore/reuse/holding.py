@@ -145,6 +145,10 @@ class Holding:
 
     def drop_idle(self, now: float) -> int:
         """Takes away what nobody asked for in a long time; how many."""
+        limit = self.limits.idle_seconds
+        oldest = next(iter(self.entries.values()), None)
+        if limit is None or oldest is None or now - oldest.last_time <= limit:
+            return 0  # what every lookup asks; they lie in the order of their last use
         facts = [entry.facts(with_flight=False) for entry in self.entries.values()]
         count = 0
         for key in idle_keys(facts, self.limits, now):

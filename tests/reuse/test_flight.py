@@ -165,6 +165,20 @@ def test_a_closed_cache_has_waited_for_what_ran(late: LateEvents) -> None:
     assert cache.bytes == 0
 
 
+@pytest.mark.parametrize("how", ["lost context", "closed driver"])
+def test_where_nothing_can_run_any_more_nothing_is_kept(late: LateEvents, how: str) -> None:
+    cache, steps = GraphCache(driver=late), Steps(late)
+    watch = weakref.ref(launched(cache, 1, steps).graph)
+    if how == "closed driver":
+        late.close()
+    else:
+        late.faults.inject("query_event", code="CUDA_ERROR_ILLEGAL_ADDRESS", count=9)
+    cache.close()
+    gc.collect()
+    assert watch() is None
+    assert cache.bytes == 0
+
+
 # ---- on both drivers -----------------------------------------------------------------------------
 
 
@@ -206,6 +220,25 @@ def test_an_entry_taken_away_beside_another_threads_capture_breaks_nothing(
     assert len(capture.graph.snapshot().nodes) == 1
     cache.collect()
     assert cache.bytes == 0
+
+
+def test_a_lookup_inside_another_librarys_capture_does_not_break_it(
+    graphcore_driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache, steps = GraphCache(max_entries=1, driver=graphcore_driver), Steps(graphcore_driver)
+    launched(cache, 1, steps)
+    query = graphcore_driver.query_event
+    monkeypatch.setattr(graphcore_driver, "query_event", lambda event: False)
+    cache.evict(1)
+    cache.get_or_capture(2, steps(2))
+    monkeypatch.setattr(graphcore_driver, "query_event", query)
+    with graphcore_driver.stream() as stream:
+        graphcore_driver.begin_capture(stream.handle, "thread_local")  # nobody told graphcore
+        assert cache.get(2) is not None
+        graph = graphcore_driver.end_capture(stream.handle)
+        graphcore_driver.destroy_graph(graph)
+    cache.collect()
+    assert cache.keys() == [2]
 
 
 # ---- with kernels that take long, on a device ----------------------------------------------------
