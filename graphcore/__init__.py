@@ -27,6 +27,7 @@ _HOMES = {
     "EagerExec": "graphcore.reuse",
     "Event": "graphcore.driver",
     "Fingerprint": "graphcore.resources.fingerprint",
+    "Fork": "graphcore.executable",
     "Graph": "graphcore.executable",
     "GraphCache": "graphcore.reuse",
     "GraphDiff": "graphcore.graph",
@@ -79,6 +80,7 @@ __all__ = [
     "EagerExec",
     "Event",
     "Fingerprint",
+    "Fork",
     "Graph",
     "GraphCache",
     "GraphDiff",
@@ -136,6 +138,7 @@ if TYPE_CHECKING:
     )
     from graphcore.executable import (
         Capture,
+        Fork,
         Graph,
         GraphExec,
         MemoryReport,
