@@ -80,7 +80,7 @@ def _style() -> str:
         f"<style>.gc,.gc-page{{{light}}}"
         f"@media (prefers-color-scheme:dark){{.gc,.gc-page{{{dark}}}}}"
         f"{_under(_DARK_MARKS)}{{{dark}}}{_under(_LIGHT_MARKS)}{{{light}}}"
-        f"{theme.SHAPES}{theme.fills_by_variables()}{_asset('page.css')}</style>"
+        f"{theme.SHAPES}{theme.fills_by_variables()}{theme.dots()}{_asset('page.css')}</style>"
     )
 
 
@@ -121,7 +121,7 @@ def _body(folding: Folding, drawing: Drawing) -> str:
     return (
         f"{_notices(drawing)}"
         f'<section class="gc-panel gc-picture-panel">{_tools(drawing)}'
-        f'<div class="gc-view">{svg(folding, interactive=True)}</div></section>'
+        f'<div class="gc-view">{svg(folding)}</div></section>'
         f"{tables(folding, drawing)}"
     )
 
@@ -153,5 +153,9 @@ def _tools(drawing: Drawing) -> str:
         'Escape to end"><kbd aria-hidden="true">/</kbd>'
         '<button type="button" data-step="-1" aria-label="Previous match" disabled>↑</button>'
         '<button type="button" data-step="1" aria-label="Next match" disabled>↓</button>'
-        "</div></div>"
+        "</div>"
+        '<div class="gc-zoom"><button type="button" data-zoom="out" aria-label="Smaller">-</button>'
+        '<button type="button" data-zoom="in" aria-label="Larger">+</button>'
+        '<button type="button" data-zoom="fit" aria-label="Whole picture, or its own size">fit'
+        "</button></div></div>"
     )

@@ -31,23 +31,21 @@ def picture(drawing: Drawing, *, full: bool = False) -> str:
     return svg(unfolded(drawing) if full else fold(drawing), style=style, alone=True)
 
 
-def svg(
-    folding: Folding, *, style: str = "", interactive: bool = False, alone: bool = False
-) -> str:
+def svg(folding: Folding, *, style: str = "", alone: bool = False) -> str:
     """The picture of a folding.
 
     Args:
         folding: What to draw.
         style: A ``<style>`` element to put inside.
-        interactive: Whether boxes can take the keyboard's focus.
-        alone: Whether notices and the key to the signs are drawn above it; a page has its own.
+        alone: Whether it says itself what a page says around it: notices and the key to the signs
+            above it, full names in its tooltips.
     """
     drawing = folding.drawing
     layout = lay_out(drawing, sizes(drawing.boxes))
     head = Head(drawing if alone else Drawing(()), layout.width)
     width, height = head.width, layout.height + head.height
     title = f"graph of {node_count(sum(map(len, folding.members)))}"
-    role = "group" if interactive else "img"
+    role = "img" if alone else "group"
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" class="gc-picture" role="{role}" '
         f'aria-label="{title}" width="{width:g}" height="{height:g}" '
@@ -56,7 +54,7 @@ def svg(
         head.markup,
         *_links(drawing, layout),
         *(
-            box_markup(number, box, place, interactive)
+            box_markup(number, box, place, alone)
             for number, (box, place) in enumerate(zip(drawing.boxes, layout.places, strict=True))
         ),
         "</svg>",

@@ -45,21 +45,25 @@ def _needed(box: Box) -> float:
     return float(min(max(-(-text // _STEP) * _STEP, _NARROWEST), widest))
 
 
-def box_markup(number: int, box: Box, place: Place, interactive: bool) -> str:
-    """The ``<g>`` of one box at its place; ``interactive`` lets it take the keyboard's focus."""
-    more = () if box.counts else (box.detail, box.group)
-    sign = f"{box.change}: " if box.change else ""
-    notes = box.notes if box.change else ()
-    title = sign + "\n".join(filter(None, (box.title or box.label, *more, *notes)))
-    focus = ' tabindex="0" role="button"' if interactive else ""
+def box_markup(number: int, box: Box, place: Place, alone: bool) -> str:
+    """The ``<g>`` of one box at its place; ``alone``: no table and no script says its name."""
     body = _folded_body(box, place) if box.counts else _node_body(box, place)
     change = box.change or (box.changes and _overall(box))
     name = f"gc-box gc-{change}" if change else "gc-box"
     return (
-        f'<g class="{name}" data-box="{number}"{focus} '
+        f'<g class="{name}" data-box="{number}" '
         f'transform="translate({place.x:g} {place.y:g})">'
-        f"<title>{clean(title)}</title>{body}{_marks(box, place)}</g>"
+        f"{_title(box) if alone or box.counts else ''}{body}{_marks(box, place)}</g>"
     )
+
+
+def _title(box: Box) -> str:
+    """The tooltip, which is the name that a screen reader says."""
+    more = () if box.counts else (box.detail, box.group)
+    sign = f"{box.change}: " if box.change else ""
+    notes = box.notes if box.change else ()
+    text = sign + "\n".join(filter(None, (box.title or box.label, *more, *notes)))
+    return f"<title>{clean(text)}</title>"
 
 
 def _overall(box: Box) -> Change:
@@ -156,6 +160,5 @@ def _segments(parts: Sequence[tuple[str, str, int]]) -> Iterator[tuple[str, floa
 
 
 def _rectangle(name: str, x: float, y: float, width: float, height: float) -> str:
-    return (
-        f'<rect class="{name}" x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="6"/>'
-    )
+    place = f' x="{x:g}" y="{y:g}"' if x or y else ""
+    return f'<rect class="{name}"{place} width="{width:g}" height="{height:g}" rx="6"/>'

@@ -46,8 +46,7 @@ def summary(drawing: Drawing) -> str:
 
 def dot(kind: str) -> str:
     """A dot in the colour of a kind."""
-    name = theme.kind_class(kind).removeprefix("k-")
-    return f'<i class="gc-dot" style="--gc-dot:var(--gc-{name})"></i>'
+    return f'<i class="gc-dot {theme.kind_class(kind)}"></i>'
 
 
 def mark(change: Change, count: int | None = None) -> str:

@@ -89,6 +89,17 @@ def fills_by_variables() -> str:
     return _rules({name: f"var(--gc-{name})" for name in _values(dark=False)})
 
 
+def dots() -> str:
+    """Rules that colour the dots of a page's tables and legend."""
+    names = [*KINDS, "other"]
+    rules = (f".gc-dot.{kind_class(name)}{{background:var(--gc-{_plain(name)})}}" for name in names)
+    return "".join(rules)
+
+
+def _plain(kind: str) -> str:
+    return kind.replace(" ", "-")
+
+
 def variables(dark: bool) -> str:
     """One theme as custom properties, for a page and the pictures in it."""
     return "".join(f"--gc-{name}:{value};" for name, value in _values(dark).items())

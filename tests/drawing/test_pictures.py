@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import time
 from html.parser import HTMLParser
+from importlib.resources import files
 from itertools import pairwise
 from typing import Any
 from xml.etree import ElementTree
@@ -22,7 +24,7 @@ from helpers.snapshots import (
     snapshot,
 )
 
-from graphcore.drawing import Box, Drawing, Link
+from graphcore.drawing import RACE, Box, Drawing, Link, Notice
 from graphcore.drawing.theme import KINDS, kind_class
 from graphcore.driver.records import ChildParams, GraphHandle
 from graphcore.errors import ConfigurationError
@@ -139,7 +141,6 @@ def test_every_row_belongs_to_a_box_of_the_picture() -> None:
     assert len(boxes) == 32
     assert {row["data-box"] for row in page.rows} == boxes
     assert len(page.rows) == 401
-    assert all(box["tabindex"] == "0" and box["role"] == "button" for box in page.boxes)
 
 
 def test_a_page_of_a_thousand_nodes_stays_under_a_megabyte() -> None:
@@ -215,10 +216,101 @@ def test_notebook_themes_and_the_system_decide_between_light_and_dark() -> None:
         assert selector in text
 
 
-def test_the_search_box_is_there_and_the_script_gives_it_a_key() -> None:
+def test_the_search_box_and_the_buttons_say_what_they_are() -> None:
     text = drawing(3).to_html()
     assert '<input type="search"' in text
-    assert "event.key !== '/'" in text
+    assert 'aria-keyshortcuts="/"' in text
+    assert '<output aria-live="polite">' in text
+    named = re.findall(r'<button type="button" data-[a-z]+="[^"]*" aria-label="([^"]+)"', text)
+    assert named == [
+        "Previous match", "Next match", "Smaller", "Larger", "Whole picture, or its own size",
+    ]  # fmt: skip
+    assert text.count("<button") == len(named)
+
+
+def test_notebooks_own_rules_for_tables_lists_and_links_do_not_win() -> None:
+    css = (files("graphcore.drawing") / "assets" / "page.css").read_text()
+    plain = re.sub(r"/\*.*?\*/|@media[^{]*\{|@supports[^{]*\{", "", css)
+    selectors = [one for line in plain.splitlines() for one in line.split("{")[0].split(",")]
+    weak = {one for one in selectors if one and not one.startswith((".gc.gc.gc ", "}"))}
+    assert weak == {".gc", ".gc *", ".gc *::before", ".gc-page", ".gc-page .gc"}
+
+
+def test_a_picture_alone_has_tooltips_and_in_a_page_the_table_has_the_names() -> None:
+    picture = Drawing((Box("short", "kernel", title="the/long::name<int>()"),))
+    assert "<title>the/long::name&lt;int&gt;()</title>" in picture.to_svg()
+    assert 'role="img"' in picture.to_svg()
+    page = picture.to_html_page("a page")
+    assert page.count("the/long::name") == 1
+
+
+def test_races_are_marked_by_a_sign_and_are_no_edges() -> None:
+    boxes = (Box("a", "kernel"), Box("b", "kernel"))
+    plain = Drawing(boxes, (Link(0, 1),))
+    racing = Drawing(boxes, (Link(0, 1, RACE),))
+    svg = racing.to_svg()
+    assert '<g data-link="0 1" class="gc-race">' in svg
+    assert ">!</text>" in svg
+    assert "gc-race" not in plain.to_svg().partition("</style>")[2]
+    assert racing.to_text().splitlines()[0] == "2 nodes, 0 edges (2 kernels)"
+    page = racing.to_html()
+    assert '<b class="gc-sign gc-race">!</b>1 race</li>' in page
+    assert "data-to=" not in page.partition("</style>")[2].partition("<script>")[0]
+    assert "data-to=" in plain.to_html().partition("</style>")[2].partition("<script>")[0]
+
+
+def test_notices_stand_above_the_picture_with_their_tone() -> None:
+    told = Drawing(
+        (Box("a", "kernel"),), notices=(Notice("all is well", "good"), Notice("it is not", "bad"))
+    )
+    page = told.to_html()
+    assert '<p class="gc-notice gc-panel gc-tone-good">all is well</p>' in page
+    assert page.index("it is not") < page.index("<svg")
+    svg = ElementTree.fromstring(told.to_svg())
+    assert float(svg.get("width", "0")) >= 420
+    assert svg.get("viewBox", "").split()[1].startswith("-")
+    assert told.to_text().splitlines()[:2] == ["all is well", "it is not"]
+
+
+def test_a_long_notice_is_wrapped_in_a_picture_of_its_own() -> None:
+    told = Drawing((Box("a", "kernel"),), notices=(Notice("word " * 60, "bad"),))
+    assert told.to_svg().count('class="gc-note gc-tone-bad"') > 3
+
+
+def test_all_of_a_thousand_boxes_can_be_drawn() -> None:
+    graph = snapshot(
+        [kernel_node(index, VECTORIZED, label=f"layer {index // 40}") for index in range(1000)],
+        pairwise(range(1000)),
+    )
+    text = graph.drawing().to_html_page("large", full=True)
+    assert text.count('<g class="gc-box"') == 1000
+    assert len(text.encode()) < 1_000_000
+    assert graph.drawing().to_svg(full=True).count('<g class="gc-box"') == 1000
+    assert graph.to_svg().count('<g class="gc-box"') == 25
+
+
+def forest(count: int, strands: int) -> Drawing:
+    """Strands that run side by side, with links between them now and then."""
+    boxes = tuple(
+        Box("work", "kernel", group=f"layer {index // 40}/part {index % 2}")
+        for index in range(count)
+    )
+    links = [Link(index - strands, index) for index in range(strands, count)]
+    links += [Link(index - 37, index) for index in range(40, count, 10)]
+    return Drawing(boxes, tuple(dict.fromkeys(links)))
+
+
+@pytest.mark.parametrize(
+    ("count", "full", "seconds"),
+    [(1000, True, 1.0), (1000, False, 1.0), (10_000, False, 3.0)],
+    ids=["a thousand whole", "a thousand folded", "ten thousand folded"],
+)
+def test_large_graphs_are_drawn_quickly(count: int, full: bool, seconds: float) -> None:
+    picture = forest(count, 4)
+    start = time.process_time()
+    text = picture.to_html_page("large", full=full)
+    assert time.process_time() - start < seconds
+    assert text.count("data-row=") == count
 
 
 def test_kinds_have_colours_and_unknown_ones_share_one() -> None:

@@ -15,7 +15,9 @@
     const still = matchMedia('(prefers-reduced-motion:reduce)').matches;
     const behavior = still ? 'auto' : 'smooth';
     const groupOf = (number) => groups.find((group) => group.dataset.box === number);
-    const rowOf = (number) => rows.find((row) => row.dataset.row === String(number));
+    const rowsByNumber = new Map(rows.map((row) => [row.dataset.row, row]));
+    const firstRows = new Map(rows.map((row) => [row.dataset.box, row]).reverse());
+    const rowOf = (number) => rowsByNumber.get(String(number));
     const boxOf = (row) => boxes.find((box) => box.dataset.box === row.dataset.box);
 
     for (const cell of all('td[data-n]', list)) cell.title = names[cell.dataset.n] || '';
@@ -31,6 +33,27 @@
         behavior,
       });
     };
+    const picture = view.querySelector('svg');
+    const [width, height] = ['width', 'height'].map((side) => Number(picture.getAttribute(side)));
+    let scale = 1;
+    const zoom = (to) => {
+      const middle = [view.scrollLeft + view.clientWidth / 2, view.scrollTop + view.clientHeight / 2];
+      const by = to / scale;
+      scale = to;
+      picture.setAttribute('width', width * scale);
+      picture.setAttribute('height', height * scale);
+      view.scrollLeft = middle[0] * by - view.clientWidth / 2;
+      view.scrollTop = middle[1] * by - view.clientHeight / 2;
+    };
+    const zooms = {
+      in: () => zoom(Math.min(scale * 1.25, 3)),
+      out: () => zoom(Math.max(scale / 1.25, 0.05)),
+      fit: () => zoom(scale === 1 ? Math.min((view.clientWidth - 36) / width, (view.clientHeight - 10) / height, 1) : 1),
+    };
+    for (const button of all('button[data-zoom]')) button.addEventListener('click', zooms[button.dataset.zoom]);
+    // a picture wider than its view begins in its middle, where the first nodes are
+    view.scrollLeft = (view.scrollWidth - view.clientWidth) / 2;
+
     const select = (box) => {
       for (const other of boxes) other.classList.toggle('gc-on', other === box);
       for (const row of all('tr.gc-on', list)) row.classList.remove('gc-on');
@@ -45,15 +68,28 @@
     };
     const press = (box) => {
       const group = groupOf(box.dataset.box);
-      if (!group) return showRow(rowOf(box.dataset.box));
+      if (!group) return showRow(firstRows.get(box.dataset.box));
       const closing = group.open && box.classList.contains('gc-on');
       group.open = !closing;
       select(closing ? null : box);
       if (!closing) requestAnimationFrame(() => group.scrollIntoView({ block: 'nearest', behavior }));
     };
 
+    const linksOf = new Map(boxes.map((box) => [box.dataset.box, []]));
+    for (const link of links) for (const end of new Set(link.dataset.link.split(' '))) linksOf.get(end).push(link);
     for (const box of boxes) {
-      const mine = links.filter((link) => link.dataset.link.split(' ').includes(box.dataset.box));
+      if (!box.querySelector(':scope>title')) {
+        // a node's tooltip, which a screen reader says, is what its row says: it is written once
+        const row = firstRows.get(box.dataset.box);
+        const cell = (name) => { const found = row.querySelector(`td.gc-${name}`); return found ? found.title || found.textContent : ''; };
+        const title = document.createElementNS('http://www.w3.org/2000/svg', 'title');
+        const change = row.querySelector('.gc-sign');
+        title.textContent = [(change ? `${change.title}: ` : '') + cell('n'), cell('k')].filter(Boolean).join('\n');
+        box.prepend(title);
+      }
+      box.setAttribute('tabindex', '0');
+      box.setAttribute('role', 'button');
+      const mine = linksOf.get(box.dataset.box);
       const heat = (on) => mine.forEach((link) => link.classList.toggle('gc-hot', on));
       box.addEventListener('click', () => press(box));
       box.addEventListener('keydown', (event) => {
