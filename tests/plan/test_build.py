@@ -160,6 +160,68 @@ def test_an_embedded_graph_gives_its_owners_to_the_graph() -> None:
     assert "part" in graph.owners.labels()
 
 
+@pytest.mark.parametrize("way", GRAPH_WAYS)
+def test_a_plans_graph_is_pointed_at_other_buffers_by_their_names(bench: Bench, way: str) -> None:
+    plan = GraphPlan()
+    x, y = plan.buffer("x", (4,)), plan.buffer("y", (4,))
+    plan.launch(add_one, ONE_BLOCK, x, 4)
+    plan.memcpy(y[1:], x[1:])
+    plan.launch(scale, ONE_BLOCK, y[2:], 3.0, 2)
+    tensors = {"x": filled(bench.driver, 0.0), "y": filled(bench.driver, 0.0)}
+    other = filled(bench.driver, 10.0)
+    with make_graph(plan, tensors, way, driver=bench.driver).instantiate() as executable:
+        executable.rebind({"x": other})
+        executable.launch(bench.stream)
+        bench.stream.synchronize()
+    assert tensors["x"].tolist() == [0, 0, 0, 0]
+    assert other.tolist() == [11, 11, 11, 11]
+    assert tensors["y"].tolist() == [0, 11, 33, 33]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_graph_with_copies_is_embedded_in_a_body_with_kernels_in_their_place(
+    bench: Bench, way: str
+) -> None:
+    inner = Site(bench, "inner")
+    x, y, z = (inner.put(name, [1.0, 2.0]) for name in "xyz")
+    innermost = GraphPlan("innermost")
+    innermost.memcpy(innermost.buffer("to", (2,)), innermost.buffer("of", (2,)))
+    inner.plan.launch(add_one, ONE_BLOCK, x, 2)
+    inner.plan.memcpy(y, x)
+    inner.plan.embed(innermost, {"to": z, "of": y})
+    inner.plan.launch(scale, ONE_BLOCK, z, 10.0, 2)
+    site = Site(bench)
+    site.buffers = {"x": inner.buffers["x"]}
+    outer, taken = site.plan.buffer("x", (2,)), site.plan.condition("taken")
+    site.plan.launch(set_value, ONE_BLOCK, taken, 1)
+    graph = inner.graph()
+    with site.plan.if_then(taken) as body:
+        body.embed(graph, reads=[outer], writes=[outer])
+    if way != "run":
+        nodes = list(site.graph(way).snapshot().nodes[1].bodies[0].walk())
+        assert [node.kind for node in nodes].count(NodeKind.MEMCPY) == 0
+        assert [node.kind for node in nodes].count(NodeKind.CHILD) == 2
+        assert sum(node.name.startswith("strided_copy") for node in nodes) == 2
+    site.do(way)
+    assert [inner.read(name) for name in "xyz"] == [[2, 3], [2, 3], [20, 30]]
+    # the graph itself is as it was
+    kinds = [node.kind for node in graph.snapshot().walk()]
+    assert kinds.count(NodeKind.MEMCPY) == 2
+
+
+def test_a_body_holds_no_graph_with_a_callback(bench: Bench) -> None:
+    inner = GraphPlan("inner")
+    inner.callback(lambda: None)
+    graph = inner.build({}, driver=bench.driver)
+    site = Site(bench)
+    taken = site.plan.condition("taken")
+    site.plan.launch(set_value, ONE_BLOCK, taken, 1)
+    with site.plan.if_then(taken) as body:
+        body.embed(graph)
+    with pytest.raises(PlanError, match=r"node 'graph': .*conditional body.*kind host"):
+        site.graph(check=False)
+
+
 # ---- what stops it ------------------------------------------------------------------------------
 
 
