@@ -76,7 +76,8 @@ def capture_function(
 
     Warm-up and capture share one stream and one torch memory pool. What ``fn`` returns in the
     capture is ``graph.outputs``: static tensors that every launch writes again. ``fn`` itself,
-    ``args`` and the tensors inside them are kept alive by the graph.
+    ``args`` and the tensors inside them are kept alive by the graph: for ``fn`` those in its
+    variables and in what it is bound to. ``GraphExec.check`` says where another stands there now.
 
     Args:
         fn: What to capture; it runs ``warmup`` times for real and once for the capture.
@@ -98,9 +99,9 @@ def capture_function(
     capturing = capture(**capture_options)
     capturing.warm_up(lambda: fn(*args), warmup)
     with capturing:
-        capturing.keep(fn, "function")
         for index, value in enumerate(args):
             capturing.keep(value, f"argument {index}")
+        capturing.keep(fn, "function")
         outputs = fn(*args)
         capturing.keep(outputs, "output")
     capturing.graph.outputs = outputs

@@ -22,7 +22,7 @@ from graphcore.resources.footprint import Footprint, find_changed, record
 from graphcore.resources.lifetime import OwnerSet
 from graphcore.resources.pools import Blocks
 from graphcore.resources.spans import Span, extent
-from graphcore.resources.staleness import StaleResource, find_stale
+from graphcore.resources.staleness import StaleResource, find_replaced, find_stale
 from graphcore.resources.tensors import TensorRef
 from graphcore.resources.watching import Alarm, Watch
 
@@ -57,7 +57,7 @@ class Validity:
             names={watch.name: watch.extent for watch in self._watches},
             own=[*own_memory(self._resource, owners), *_kept(owners)],
             blocks=self._blocks(),
-            before=self._footprint or (),
+            before=self._footprint or Footprint(),
             changed=changed,
         )
         return self._footprint
@@ -78,10 +78,13 @@ class Validity:
         watched = (watch.stale(driver) for watch in self._watches)
         found += [stale for stale in watched if stale is not None]
         if everything or self._footprint is not None:
-            told = {stale.label for stale in found}
             footprint = self._look_again(owners, current)
-            changed = find_changed(footprint, driver, self._blocks())
-            found += [stale for stale in changed if stale.label not in told]
+            more = [
+                *find_replaced(owners, footprint.touched),
+                *find_changed(footprint, driver, self._blocks()),
+            ]
+            told = {stale.label for stale in found}
+            found += [stale for stale in more if stale.label not in told]
         return found
 
     def _look_again(self, owners: OwnerSet, current: CurrentParameters) -> Footprint:

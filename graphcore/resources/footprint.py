@@ -79,7 +79,21 @@ class Piece:
     block: Block | None = None
 
 
-Footprint = tuple[Piece, ...]
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """What is watched, and every address in the graph that may be one, sorted."""
+
+    pieces: tuple[Piece, ...] = ()
+    touched: tuple[int, ...] = ()
+
+    def __iter__(self) -> Iterator[Piece]:
+        return iter(self.pieces)
+
+    def __len__(self) -> int:
+        return len(self.pieces)
+
+
+_NOTHING = Footprint()
 
 
 def record(
@@ -89,7 +103,7 @@ def record(
     names: Mapping[str, Any] | None = None,
     own: Iterable[tuple[int, int]] = (),
     blocks: Blocks | None = None,
-    before: Footprint = (),
+    before: Footprint = _NOTHING,
     changed: frozenset[NodeHandle] = frozenset(),
 ) -> Footprint:
     """The memory that ``snapshot`` works on, as it is now.
@@ -135,15 +149,15 @@ def record(
             piece = _piece(touch, name, allocation, blocks, driver)
         if piece is not None:
             found.setdefault(_key(piece), piece)
-    return tuple(found.values())
+    return Footprint(tuple(found.values()), tuple(sorted(met)))
 
 
 class _Earlier:
     """Look-ups in a footprint that was recorded before."""
 
     def __init__(self, footprint: Footprint) -> None:
-        self._pieces = footprint
-        self._book = AddressBook({str(i): _range(piece) for i, piece in enumerate(footprint)})
+        self._pieces = footprint.pieces
+        self._book = AddressBook({str(i): _range(piece) for i, piece in enumerate(self._pieces)})
 
     def find(self, touch: Touch) -> Piece | None:
         place = self._book.find_named(touch.address) if self._pieces else None

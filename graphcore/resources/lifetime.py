@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from graphcore.errors import GraphcoreError
+from graphcore.resources.holders import Slot, Walk, is_module, is_opaque, is_plain, variables
 from graphcore.resources.tensors import TensorRef, describe, is_tensor
 
 if TYPE_CHECKING:
@@ -34,11 +35,19 @@ class Record:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Owner:
-    """One thing kept alive. ``label`` is what messages call it; ``record`` only of tensors."""
+    """One thing kept alive.
+
+    Args:
+        object: The thing.
+        label: What messages call it.
+        record: How its memory was; of tensors alone.
+        slot: Where it was found, for a later look at what stands there now.
+    """
 
     object: Any
     label: str = ""
     record: Record | None = None
+    slot: Slot | None = None
 
 
 class OwnerSet:
@@ -49,7 +58,9 @@ class OwnerSet:
     def __init__(self, owners: Iterable[Owner] = ()) -> None:
         unique: dict[int, Owner] = {}
         for owner in owners:
-            unique.setdefault(id(owner.object), owner)
+            known = unique.setdefault(id(owner.object), owner)
+            if known.slot is None and owner.slot is not None:
+                unique[id(owner.object)] = replace(known, slot=owner.slot)
         self._owners = tuple(unique.values())
         self._ids = frozenset(unique)
 
@@ -97,37 +108,60 @@ class OwnerSet:
 
 
 def collect(obj: Any, label: str) -> Iterator[Owner]:
-    """``obj`` and the tensors inside it (lists, tuples, mappings, torch modules), labelled."""
-    return _collect(obj, label, set())
+    """``obj`` and the tensors it works on, labelled.
+
+    Those inside lists, tuples, mappings and torch modules; of a function or a callable object the
+    tensors in its variables, in what it is bound to, and in their parts ("function's x").
+    """
+    yield from _collect(obj, label, None, _Walk())
 
 
-def _collect(obj: Any, label: str, met: set[int]) -> Iterator[Owner]:
-    """``met``: ids of the containers met so far; one may hold itself."""
+class _Walk(Walk):
+    """A walk that knows whether it is among the variables of a function."""
+
+    depth = 0
+    is_inside = False
+
+
+def _collect(obj: Any, label: str, slot: Slot | None, walk: _Walk) -> Iterator[Owner]:
     if is_tensor(obj):
-        yield Owner(obj, label)
+        yield Owner(obj, label, slot=slot)
         return
-    if isinstance(obj, (Mapping, list, tuple)):
-        if id(obj) in met:
-            return
-        met.add(id(obj))
-    if isinstance(obj, Mapping):
-        for key, value in obj.items():
-            yield from _collect(value, f"{label}[{key!r}]", met)
-    elif isinstance(obj, (list, tuple)):
-        for index, value in enumerate(obj):
-            yield from _collect(value, f"{label}[{index}]", met)
-    elif not isinstance(obj, (int, float, complex, str, bytes, bool, type(None))):
-        yield Owner(obj, label)
+    if is_plain(obj) or not walk.enters(obj):
+        return
+    is_container = isinstance(obj, (Mapping, list, tuple))
+    if not is_container and not walk.is_inside:
+        yield Owner(obj, label, slot=slot)
+    if is_module(obj):
         yield from _module_tensors(obj, label)
+    elif is_container:
+        yield from _parts(obj, label, walk)
+    elif (callable(obj) or walk.is_inside) and not is_opaque(obj):
+        yield from _inside(obj, label, walk)
 
 
-def _module_tensors(obj: Any, label: str) -> Iterator[Owner]:
-    torch = sys.modules.get("torch")
-    if torch is None or not isinstance(obj, torch.nn.Module):
-        return
-    for tensors in (obj.named_parameters(), obj.named_buffers()):
+def _inside(obj: Any, label: str, walk: _Walk) -> Iterator[Owner]:
+    """What a function works on, or an object that one of its variables holds."""
+    outer, walk.is_inside = walk.is_inside, True
+    for name, slot, value in variables(obj):
+        yield from _collect(value, f"{label}'s {name}", slot, walk)
+    yield from _parts(obj, label, walk)
+    walk.is_inside = outer
+
+
+def _parts(obj: Any, label: str, walk: _Walk) -> Iterator[Owner]:
+    walk.depth += 1
+    for name, slot, value in walk.parts(obj, label, walk.depth):
+        yield from _collect(value, name, slot, walk)
+    walk.depth -= 1
+
+
+def _module_tensors(module: Any, label: str) -> Iterator[Owner]:
+    for tensors in (module.named_parameters(), module.named_buffers()):
         for name, tensor in tensors:
-            yield Owner(tensor, f"{label}.{name}")
+            path, _, attribute = name.rpartition(".")
+            slot = Slot(module.get_submodule(path), attribute, "attribute")
+            yield Owner(tensor, f"{label}.{name}", slot=slot)
 
 
 def _record(owner: Owner, driver: Driver) -> Record | None:

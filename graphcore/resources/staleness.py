@@ -7,12 +7,15 @@ nobody gave us is in footprint.py, what is watched without being kept alive in w
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from graphcore.errors import GraphcoreError
 from graphcore.resources.lifetime import Owner, OwnerSet, Record, buffer_id
-from graphcore.resources.tensors import describe
+from graphcore.resources.spans import extent
+from graphcore.resources.tensors import TensorRef, describe, is_tensor
 
 if TYPE_CHECKING:
     from graphcore.driver.api import Driver
@@ -57,6 +60,45 @@ def find_stale(owners: OwnerSet, driver: Driver) -> list[StaleResource]:
     """
     found = (_look_at(owner, owner.record, driver) for owner in owners if owner.record is not None)
     return [stale for stale in found if stale is not None]
+
+
+def find_replaced(owners: OwnerSet, touched: Sequence[int]) -> Iterator[StaleResource]:
+    """Owners in whose place another tensor stands now: the graph still works on the old one.
+
+    Args:
+        owners: What the graph keeps, with where it was found.
+        touched: The addresses in the graph, sorted: what it does not work on does not matter.
+    """
+    for owner in owners:
+        if owner.slot is None or owner.record is None:
+            continue
+        now = owner.slot.current()
+        if now is owner.object or not is_tensor(now):
+            continue
+        try:
+            is_same = _is_alike(describe(now, name=owner.label), owner.record.tensor)
+        except GraphcoreError:
+            continue  # of a kind that no kernel could have been given
+        if not is_same and _is_touched(owner, touched):
+            was = owner.record.tensor
+            expected = f"the tensor at {was.address:#x} that the graph works on"
+            yield StaleResource(owner.label, "held object", expected, f"another one: {_shown(now)}")
+
+
+def _is_alike(now: TensorRef, was: TensorRef) -> bool:
+    return (now.address, now.dtype, now.shape) == (was.address, was.dtype, was.shape)
+
+
+def _is_touched(owner: Owner, touched: Sequence[int]) -> bool:
+    assert owner.record is not None
+    start, size = extent(owner.label, owner.record.tensor)
+    index = bisect_left(touched, start)
+    return index < len(touched) and touched[index] < start + size
+
+
+def _shown(tensor: Any) -> str:
+    ref = describe(tensor)
+    return f"{ref.dtype}{list(ref.shape)} at {ref.address:#x}"
 
 
 def _look_at(owner: Owner, record: Record, driver: Driver) -> StaleResource | None:

@@ -189,7 +189,7 @@ def test_a_typed_pointer_into_nothing_is_told_at_the_first_look() -> None:
     assert stale.actual == "memory that was free when first looked at"
     assert stale.label == "memory at 0x6f0000000000"
     null_and_number = [typed(0), kernel_node(1, "k", arguments=[word(0x6F0000000000)])]
-    assert record(snapshot(null_and_number), where.driver) == ()
+    assert record(snapshot(null_and_number), where.driver).pieces == ()
 
 
 def test_memory_of_the_host_is_not_expected_to_be_known() -> None:
@@ -202,7 +202,7 @@ def test_memory_of_the_host_is_not_expected_to_be_known() -> None:
 def test_on_the_emulated_driver_unknown_memory_is_the_hosts() -> None:
     where = device()
     where.driver.is_emulated = True
-    assert record(snapshot([typed(0x6F0000000000)]), where.driver) == ()
+    assert record(snapshot([typed(0x6F0000000000)]), where.driver).pieces == ()
 
 
 def test_the_graphs_own_memory_never_counts() -> None:
@@ -258,7 +258,7 @@ def test_what_became_of_a_piece_in_a_living_segment_is_told(case: str, kind: str
 def test_a_raw_word_into_free_memory_counts_as_padding_and_a_typed_one_as_stale() -> None:
     free = piece(is_live=False)
     raw = kernel_node(0, arguments=[word(1) + word(SEGMENT + 520)])
-    assert record(snapshot([raw]), device().driver, blocks=free) == ()
+    assert record(snapshot([raw]), device().driver, blocks=free).pieces == ()
     [dead] = record(snapshot([typed(SEGMENT + 520)]), device().driver, blocks=free)
     assert dead.allocation is None
 
