@@ -328,6 +328,13 @@ class Driver(ABC):
     def node_params(self, node: NodeHandle) -> NodeParams:
         """The node's parameters, copied; kernel attributes (cluster, cooperative, priority) too."""
 
+    def all_params(self, graph: GraphHandle) -> list[tuple[NodeHandle, NodeParams]]:
+        """All nodes with their parameters, in the order of :meth:`nodes`; not those inside them.
+
+        The same as asking about each one, and on a device several times faster.
+        """
+        return [(node, self.node_params(node)) for node in self.nodes(graph)]
+
     def kernel_attributes(self, graph: GraphHandle) -> list[tuple[Dim3, bool, int | None]]:
         """(cluster, cooperative, priority) of all kernel nodes, inner ones too: about 1 us each."""
         return list(walk_attributes(self, graph))

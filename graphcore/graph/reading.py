@@ -1,4 +1,4 @@
-"""Reading a graph through a driver into a snapshot: one pass, one driver call a node.
+"""Reading a graph through a driver into a snapshot: one pass, one question a graph.
 
 It assumes that nobody changes the graph meanwhile. What every function shares (name, layout,
 signature) is asked for once per function, not once per node.
@@ -18,6 +18,7 @@ from graphcore.driver.records import (
     GraphHandle,
     KernelParams,
     NodeHandle,
+    NodeParams,
 )
 from graphcore.graph.nodes import NodeRecord
 from graphcore.graph.snapshot import GraphSnapshot
@@ -64,13 +65,15 @@ class _Reader:
     def graph(
         self, handle: GraphHandle, annotations: Sequence[Annotation], prefix: str
     ) -> GraphSnapshot:
-        handles = self._driver.nodes(handle)
-        labels = label_paths(len(handles), annotations, prefix)
+        listed = self._driver.all_params(handle)
+        labels = label_paths(len(listed), annotations, prefix)
         nodes = tuple(
-            self._node(index, node, label)
-            for index, (node, label) in enumerate(zip(handles, labels, strict=True))
+            [
+                self._node(index, node, params, label)
+                for index, ((node, params), label) in enumerate(zip(listed, labels, strict=True))
+            ]
         )
-        position = {node: index for index, node in enumerate(handles)}
+        position = {node: index for index, (node, _) in enumerate(listed)}
         edges = self._driver.edges(handle)
         return GraphSnapshot(
             nodes,
@@ -81,8 +84,7 @@ class _Reader:
             self._driver.name,
         )
 
-    def _node(self, index: int, handle: NodeHandle, label: str) -> NodeRecord:
-        params = self._driver.node_params(handle)
+    def _node(self, index: int, handle: NodeHandle, params: NodeParams, label: str) -> NodeRecord:
         if isinstance(params, KernelParams):
             function, kernel = self._function(params.function)
             return NodeRecord(index, handle, params, function, kernel, label)

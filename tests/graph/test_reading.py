@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from typing import Any
 
@@ -209,7 +210,7 @@ def test_a_kernel_given_by_the_caller_types_the_arguments_of_a_foreign_function(
 
 
 @pytest.mark.parametrize("count", [8, 128])
-def test_reading_costs_one_call_a_node_and_one_a_function(bench: Bench, count: int) -> None:
+def test_reading_costs_one_call_a_graph_and_one_a_function(bench: Bench, count: int) -> None:
     graph = bench.new_graph()
     x = bench.alloc(64)
     previous: list[Any] = []
@@ -218,10 +219,9 @@ def test_reading_costs_one_call_a_node_and_one_a_function(bench: Bench, count: i
     driver: Any = Counting(bench.driver)
     assert len(read(driver, graph).nodes) == count
     assert driver.calls == {
-        "nodes": 1,
+        "all_params": 1,
         "edges": 1,
         "context_id": 1,
-        "node_params": count,
         "function_info": 1,
         "kernel_of": 1,
     }
@@ -290,3 +290,51 @@ def test_equal_clusters_everywhere_prove_that_no_update_hides_a_change(
     before = LaunchAttributes(tuple((cluster, False, None) for cluster in old))
     after = LaunchAttributes(tuple((cluster, False, None) for cluster in new))
     assert before.may_hide_a_change_to(after) is may
+
+
+def test_all_nodes_read_at_once_are_the_nodes_read_one_by_one(bench: Bench) -> None:
+    x, y = bench.alloc(256), bench.alloc(256)
+    graph = bench.new_graph()
+    child = bench.new_graph()
+    bench.add_kernel(child, add_one, x, 4)
+    shapes = [
+        LaunchConfig((4, 2, 1), (32, 2, 2), 1024, (2, 1, 1), priority=-1),
+        LaunchConfig((1, 1, 1), (32, 1, 1)),
+        LaunchConfig((2, 1, 1), (32, 1, 1), cooperative=True),
+    ]
+    for number, config in enumerate([*shapes, *shapes]):
+        bench.add_kernel(graph, axpy, float(number), x, y, number, config=config)
+        bench.add_kernel(graph, add_one, x + 4 * number, number)
+    others = [copy_1d(x, y, 8), MemsetParams(x, 0, 4, 4), ChildParams(child), EmptyParams()]
+    for params in others:
+        bench.add(graph, params)
+    bench.add_conditional(graph, "while")
+    driver = bench.driver
+    expected = [(node, driver.node_params(node)) for node in driver.nodes(graph)]
+    assert driver.all_params(graph) == expected
+    assert len(expected) == 17
+    assert driver.all_params(bench.new_graph()) == []
+
+
+def test_reading_costs_in_proportion_to_the_nodes(bench: Bench) -> None:
+    """Counted, not timed: nothing is looked for in what was read before."""
+    counts = []
+    for size in (50, 500):
+        graph = bench.new_graph()
+        last: list[Any] = []
+        for _ in range(size):
+            last = [bench.add_kernel(graph, add_one, bench.alloc(16), 4, after=last)]
+        calls = 0
+
+        def count(*_: Any) -> None:
+            nonlocal calls
+            calls += 1
+
+        sys.setprofile(count)
+        try:
+            snapshot = read(bench.driver, graph)
+        finally:
+            sys.setprofile(None)
+        assert len(snapshot.nodes) == size
+        counts.append(calls / size)
+    assert counts[1] < counts[0] * 1.2

@@ -127,18 +127,19 @@ def a_kernel_node_whose_attribute_is_refused_is_not_left_behind():
 
 
 def packed_arguments_of_other_libraries_are_read():
-    from graphcore.driver.cuda.nodes import _read_arguments
+    from graphcore.driver.cuda.reading import Arguments
 
     packed = ctypes.create_string_buffer(struct.pack("QQi", 11, 12, 13))
     size = ctypes.c_size_t(20)
     extra = (ctypes.c_void_p * 5)(2, ctypes.addressof(size), 1, ctypes.addressof(packed), 0)
     layout = ((0, 8), (8, 8), (16, 4))
-    assert _read_arguments(0, ctypes.addressof(extra), layout) == arguments(11, 12, 13)
-    assert _read_arguments(0, 0, ()) == ()
+    read = Arguments(layout).read
+    assert read(0, ctypes.addressof(extra)) == arguments(11, 12, 13)
+    assert Arguments(()).read(0, 0) == ()
     apart = [ctypes.create_string_buffer(data, 64) for data in arguments(11, 12, 13)]
     pointers = (ctypes.c_void_p * 3)(*map(ctypes.addressof, apart))
-    assert _read_arguments(ctypes.addressof(pointers), 0, layout) == arguments(11, 12, 13)
-    raises("CUDA_ERROR_NOT_SUPPORTED", _read_arguments, 0, 0, layout)
+    assert read(ctypes.addressof(pointers), 0) == arguments(11, 12, 13)
+    raises("CUDA_ERROR_NOT_SUPPORTED", read, 0, 0)
 
 
 def edges_keep_their_data():

@@ -19,7 +19,7 @@ _CLUSTER = _id.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
 _COOPERATIVE = _id.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
 _PRIORITY = _id.CU_LAUNCH_ATTRIBUTE_PRIORITY
 _PROGRAMMATIC = _id.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-_READ = (int(_CLUSTER), int(_COOPERATIVE), int(_PRIORITY))
+READ_ATTRIBUTES = (int(_CLUSTER), int(_COOPERATIVE), int(_PRIORITY))
 _AttributeValue = ctypes.c_int * 16  # CUlaunchAttributeValue: a union of 64 bytes
 
 
@@ -51,14 +51,19 @@ def read_attributes(entry_points: EntryPoints, node: int) -> KernelAttributes:
     value = _AttributeValue()
     address = ctypes.addressof(value)
     found = []
-    for number in _READ:
+    for number in READ_ATTRIBUTES:
         code = entry_points.kernel_attribute(node, number, address)
         if code:
             raise error_of(result_of(code), "cuGraphKernelNodeGetAttribute", node=node)
         found.append(value[:3])
-    cluster, (cooperative, *_), (priority, *_) = found
+    (x, y, z), (cooperative, *_), (priority, *_) = found
+    return attributes_of(x, y, z, cooperative, priority)
+
+
+def attributes_of(x: int, y: int, z: int, cooperative: int, priority: int) -> KernelAttributes:
+    """The attributes as the driver's numbers say them."""
     # a node that asked for no cluster says 0 or 1
-    return (cluster[0] or 1, cluster[1] or 1, cluster[2] or 1), bool(cooperative), priority or None
+    return (x or 1, y or 1, z or 1), bool(cooperative), priority or None
 
 
 def write_attributes(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import struct
 from collections.abc import Iterable
 from itertools import groupby
 from typing import Any
@@ -136,13 +137,10 @@ class GraphCalls(CudaCalls):
         nodes = ctypes.c_void_p * count.value
         sources, targets, data = nodes(), nodes(), (EdgeData * count.value)()
         self._list_edges(graph, sources, targets, data, count)
+        kinds = struct.iter_unpack("=3B5x", bytes(data))
         found = [
-            Edge(
-                NodeHandle(sources[i] or 0),
-                NodeHandle(targets[i] or 0),
-                (data[i].from_port, data[i].to_port, data[i].type),
-            )
-            for i in range(count.value)
+            Edge(NodeHandle(source or 0), NodeHandle(target or 0), kind)
+            for source, target, kind in zip(sources, targets, kinds, strict=True)
         ]
         _order_joins(found)
         return found

@@ -7,7 +7,6 @@ is ever edited.
 from __future__ import annotations
 
 import ctypes
-import struct
 from collections.abc import Iterable
 from typing import Any
 
@@ -16,8 +15,9 @@ from graphcore.driver.cuda.attributes import read_attributes, write_attributes
 from graphcore.driver.cuda.check import ask
 from graphcore.driver.cuda.context import in_context
 from graphcore.driver.cuda.copies import from_memcpy, from_memset, to_memcpy, to_memset
-from graphcore.driver.cuda.functions import FunctionCalls, Layout
+from graphcore.driver.cuda.functions import FunctionCalls
 from graphcore.driver.cuda.graphs import GraphCalls, node_objects
+from graphcore.driver.cuda.reading import KernelReader
 from graphcore.driver.cuda.versions import cuda
 from graphcore.driver.kernel_attributes import KernelAttributes
 from graphcore.driver.records import (
@@ -30,7 +30,6 @@ from graphcore.driver.records import (
     EventHandle,
     EventParams,
     FreeParams,
-    FunctionHandle,
     GraphHandle,
     HostParams,
     KernelParams,
@@ -43,9 +42,6 @@ from graphcore.driver.records import (
     OpaqueParams,
 )
 
-_POINTER_BYTES = 8
-# CUDA_KERNEL_NODE_PARAMS_v2: func, grid, block, shared, kernelParams, extra, kern, ctx
-_KERNEL_PARAMS = struct.Struct("=Q7I4x4Q")
 _PLAIN_ATTRIBUTES: KernelAttributes = ((1, 1, 1), False, None)
 _PROGRAMMATIC_EDGE = (1, 0, 1)  # from the programmatic port, type programmatic
 _FORMS = {
@@ -160,7 +156,9 @@ class NodeCalls(GraphCalls, FunctionCalls):
         kind = self._kind(node)
         match kind:
             case NodeKind.KERNEL:
-                return self._read_kernel(node)
+                params = self._kernel_reader().read(node)
+                assert params is not None
+                return params
             case NodeKind.CONDITIONAL:
                 return self._read_conditional(node)
             case NodeKind.HOST:
@@ -169,24 +167,18 @@ class NodeCalls(GraphCalls, FunctionCalls):
                 return HostParams(self._callbacks.find(function, number), function, number)
         return _read_plain(node, kind)
 
-    def _read_kernel(self, node: NodeHandle) -> KernelParams:
-        found = ask(cuda.cuGraphKernelNodeGetParams, node)
-        # read as one block: each field of the bindings' object costs as much as the call
-        fields = _KERNEL_PARAMS.unpack(ctypes.string_at(found.getPtr(), _KERNEL_PARAMS.size))
-        function, gx, gy, gz, bx, by, bz, shared, pointers, extra, library_kernel, _ = fields
-        function = function or int(ask(cuda.cuKernelGetFunction, library_kernel))
-        cluster, cooperative, priority = read_attributes(self._entry_points, node)
-        config = LaunchConfig(
-            grid=(gx, gy, gz),
-            block=(bx, by, bz),
-            shared_bytes=shared,
-            cluster=cluster,
-            cooperative=cooperative,
-            priority=priority,
-        )
-        layout = self._layout(function)
-        arguments = _read_arguments(pointers, extra, layout)
-        return KernelParams(FunctionHandle(function), config, arguments)
+    def _kernel_reader(self) -> KernelReader:
+        return KernelReader(self._entry_points, self._layout, _function_of_kernel)
+
+    @in_context
+    def all_params(self, graph: GraphHandle) -> list[tuple[NodeHandle, NodeParams]]:
+        """As the protocol says; kernel nodes by one reader."""
+        reader = self._kernel_reader()
+        found: list[tuple[NodeHandle, NodeParams]] = []
+        for node in self.nodes(graph):
+            params = reader.read(node)
+            found.append((node, self.node_params(node) if params is None else params))
+        return found
 
     @in_context
     def kernel_attributes(self, graph: GraphHandle) -> list[KernelAttributes]:
@@ -309,39 +301,8 @@ def _read_plain(node: NodeHandle, kind: NodeKind) -> NodeParams:
     return OpaqueParams(kind)
 
 
-def _read_arguments(pointers: int, extra: int, layout: Layout) -> tuple[bytes, ...]:
-    """Copies argument bytes from either form a node may hold them in."""
-    if not layout:
-        return ()
-    if pointers:
-        listed = ctypes.string_at(pointers, len(layout) * _POINTER_BYTES)
-        addresses = struct.unpack(f"={len(layout)}Q", listed)
-        pairs = list(zip(addresses, layout, strict=True))
-        start = addresses[0]
-        if any(address - start != offset for address, (offset, _) in pairs):
-            return tuple([ctypes.string_at(address, size) for address, (_, size) in pairs])
-    else:
-        start = _extra_buffer(extra)
-    # the arguments lie as the kernel takes them: one block, cut up here
-    block = ctypes.string_at(start, layout[-1][0] + layout[-1][1])
-    return tuple([block[offset : offset + size] for offset, size in layout])
-
-
-def _extra_buffer(extra: int) -> int:
-    """The address of the packed arguments in a launch's ``extra`` list of (name, value) pairs."""
-    end, buffer_pointer = 0, 1  # CU_LAUNCH_PARAM_END, CU_LAUNCH_PARAM_BUFFER_POINTER
-    while extra:
-        name, value = (ctypes.c_void_p * 2).from_address(extra)
-        if (name or end) == end:
-            break
-        if name == buffer_pointer:
-            return value or 0
-        extra += 2 * _POINTER_BYTES
-    raise cuda_error(
-        "CUDA_ERROR_NOT_SUPPORTED",
-        "cuGraphKernelNodeGetParams",
-        description="the kernel node holds its arguments in no form that is known",
-    )
+def _function_of_kernel(library_kernel: int) -> int:
+    return int(ask(cuda.cuKernelGetFunction, library_kernel))
 
 
 def _from_conditional(found: Any) -> ConditionalParams:

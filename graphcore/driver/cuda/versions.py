@@ -9,8 +9,8 @@ versions lack or answer wrongly. Three kinds of difference are known:
   entry points instead;
 * ``cuGraphNodeGetParams`` came with CUDA 13.2, in the bindings and in the driver.
 
-One call more goes past the bindings for its price: reading the attributes of a thousand kernel
-nodes, which they answer with three layers of view objects.
+Three calls more go past the bindings for their price, those that read a kernel node: its kind, its
+parameters and its attributes, which they answer with layers of objects, a thousand times a graph.
 """
 
 from __future__ import annotations
@@ -88,6 +88,8 @@ class EntryPoints:
         self.kernel_attribute = _entry_point(
             "cuGraphKernelNodeGetAttribute", 11080, pointer, ctypes.c_int, pointer
         )
+        self.node_type = _entry_point("cuGraphNodeGetType", 10000, pointer, pointer)
+        self.kernel_params = _entry_point("cuGraphKernelNodeGetParams", 12000, pointer, pointer)
         self.has_node_params = version >= 13020 and hasattr(cuda, "cuGraphNodeGetParams")
 
 
