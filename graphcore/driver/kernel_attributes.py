@@ -20,20 +20,26 @@ if TYPE_CHECKING:
 KernelAttributes = tuple[Dim3, bool, int | None]
 """(cluster, cooperative, priority) of a kernel node."""
 
-WITH_KERNELS = frozenset({NodeKind.KERNEL, NodeKind.CHILD, NodeKind.CONDITIONAL})
+_WITH_KERNELS = frozenset({NodeKind.KERNEL, NodeKind.CHILD, NodeKind.CONDITIONAL})
 
 
 def walk_attributes(driver: Driver, graph: GraphHandle) -> Iterator[KernelAttributes]:
-    """Reads every node that is a kernel or may hold one, in order."""
+    """The attributes of every kernel node, in order."""
+    for params in walk_kernels(driver, graph):
+        config = params.config
+        yield config.cluster, config.cooperative, config.priority
+
+
+def walk_kernels(driver: Driver, graph: GraphHandle) -> Iterator[KernelParams]:
+    """Reads every kernel node, inner graphs' too, in order."""
     for node in driver.nodes(graph):
-        if driver.node_kind(node) not in WITH_KERNELS:
+        if driver.node_kind(node) not in _WITH_KERNELS:
             continue
         params = driver.node_params(node)
         if isinstance(params, KernelParams):
-            config = params.config
-            yield config.cluster, config.cooperative, config.priority
+            yield params
         elif isinstance(params, ChildParams):
-            yield from walk_attributes(driver, params.graph)
+            yield from walk_kernels(driver, params.graph)
         elif isinstance(params, ConditionalParams):
             for body in params.bodies:
-                yield from walk_attributes(driver, body)
+                yield from walk_kernels(driver, body)

@@ -21,7 +21,13 @@ from graphcore.graph.attributes import LaunchAttributes
 from graphcore.graph.diff import diff
 from graphcore.graph.nodes import NodeRecord
 from graphcore.graph.pairing import outline
-from graphcore.graph.prediction import Difference, first_difference, trap_differences
+from graphcore.graph.prediction import (
+    CLUSTER_RULE,
+    COOPERATIVE_RULE,
+    Difference,
+    first_difference,
+    trap_differences,
+)
 from graphcore.graph.reading import Annotation, read
 from graphcore.graph.snapshot import GraphSnapshot
 from graphcore.interop.drivers import same_driver
@@ -212,12 +218,14 @@ def _find_trap(old: Version, new: Version, now: Now) -> Refusal | None:
         traps = trap_differences(before, after)
         return explain_trap(traps[0], (outline(before), outline(after))) if traps else None
     # one graph, changed in place: what it was like is known from the stored summary only
-    was = [entry[0] for entry in old.attributes.entries]
-    clusters = [entry[0] for entry in new.attributes.entries]
-    if was == clusters:
+    was, is_now = old.attributes, new.attributes
+    if [entry[0] for entry in was.entries] != [entry[0] for entry in is_now.entries]:
+        field, rule = "cluster", CLUSTER_RULE
+    elif was.functions != is_now.functions:
+        field, rule = "function", COOPERATIVE_RULE
+    else:
         return None
-    rule = "the driver accepts another cluster size and keeps the old one"
-    return Refusal(f"cluster sizes changed: {rule}", None, "cluster", rule, None, None)
+    return Refusal(f"{field} changed in the graph: {rule}", None, field, rule, None, None)
 
 
 def explain_trap(trap: Difference, shapes: tuple[Outline, Outline] | None = None) -> Refusal:

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from graphcore.driver.owned_memory import OwnedMemory
 from graphcore.driver.pairing import Mismatch
 from graphcore.driver.records import (
-    AllocParams,
     ConditionalParams,
     KernelParams,
     MemcpyParams,
@@ -64,7 +64,11 @@ class Difference:
         return f"{where}: {self.field}{change}: {self.rule}"
 
 
-Rule = tuple[str, UpdateResult, str]
+CLUSTER_RULE = "the driver accepts another cluster size and keeps the old one"
+COOPERATIVE_RULE = (
+    "the driver accepts another function for a cooperative kernel and keeps the old one"
+)
+
 _REFUSED = UpdateResult.PARAMETERS_CHANGED
 
 
@@ -76,30 +80,40 @@ def first_difference(old: GraphSnapshot, new: GraphSnapshot) -> Difference | Non
     the driver would name no node, ``node`` is the first that is different here, and
     ``named_by_driver`` is False.
     """
-    return _first_refusal(old, new, ())
+    return _first_refusal(old, new, (), (owned_by(old), owned_by(new)))
 
 
 def trap_differences(old: GraphSnapshot, new: GraphSnapshot) -> list[Difference]:
-    """What the driver would answer SUCCESS to and keep as it was: changed cluster sizes.
+    """What the driver would answer SUCCESS to and keep as it was.
 
-    Empty where the update is refused anyway.
+    Changed cluster sizes, and other functions of cooperative kernels, of an executable that was
+    launched or uploaded; whether it was is not asked. Empty where the update is refused anyway.
     """
     if first_difference(old, new) is not None:
         return []
     return list(_traps(old, new, ()))
 
 
+Owned = tuple[OwnedMemory, OwnedMemory]
+"""The memory that the old and the new graph allocate themselves."""
+
+
+def owned_by(graph: GraphSnapshot) -> OwnedMemory:
+    """The memory that a graph's own nodes allocate."""
+    return OwnedMemory(node.params for node in graph.nodes)
+
+
 def _first_refusal(
-    old: GraphSnapshot, new: GraphSnapshot, path: tuple[int, ...]
+    old: GraphSnapshot, new: GraphSnapshot, path: tuple[int, ...], owned: Owned
 ) -> Difference | None:
     def check(old_index: int, new_index: int) -> Difference | None:
         before, after = old.nodes[old_index], new.nodes[new_index]
         here = (*path, new_index)
-        found = _refusal(before.params, after.params, before, after)
+        found = _refusal(before, after) or _owned_refusal(before.params, after.params, owned)
         if found is not None:
             return _at(found, after, here)
         for graphs, inside in _inner(before, after, here):
-            found = _first_refusal(*graphs, inside)
+            found = _first_refusal(*graphs, inside, owned)
             if found is not None:
                 return found
         return None
@@ -165,9 +179,8 @@ def _at(found: Difference, node: NodeRecord, path: tuple[int, ...]) -> Differenc
     )
 
 
-def _refusal(
-    before: NodeParams, after: NodeParams, old: NodeRecord, new: NodeRecord
-) -> Difference | None:
+def _refusal(old: NodeRecord, new: NodeRecord) -> Difference | None:
+    before, after = old.params, new.params
     if isinstance(before, KernelParams) and isinstance(after, KernelParams):
         return _kernel_refusal(before, after, old, new)
     if isinstance(before, MemcpyParams) and isinstance(after, MemcpyParams):
@@ -177,9 +190,35 @@ def _refusal(
     if isinstance(before, ConditionalParams) and isinstance(after, ConditionalParams):
         rule = "an update keeps a conditional node's own parameters"
         return _first_changed(before, after, ("form", "size"), rule, UpdateResult.NOT_SUPPORTED)
-    if isinstance(before, AllocParams) and isinstance(after, AllocParams):
-        rule = "an update keeps the allocations of a graph that owns memory"
-        return _first_changed(before, after, ("size", "address"), rule, UpdateResult.ERROR)
+    return None
+
+
+def _owned_refusal(before: NodeParams, after: NodeParams, owned: Owned) -> Difference | None:
+    """What nodes may not change that work on memory their graph allocates itself."""
+    if isinstance(before, MemcpyParams) and isinstance(after, MemcpyParams):
+        return _owned_copy_refusal(before, after, owned)
+    if not isinstance(before, MemsetParams) or not isinstance(after, MemsetParams):
+        return None
+    was, now = before.address, after.address
+    if was == now or not owned[1].gives_back(now):
+        return None
+    rule = "an update keeps the fills of memory that the graph allocates and frees"
+    return Difference(UpdateResult.ERROR, "address", rule, before=hex(was), after=hex(now))
+
+
+def _owned_copy_refusal(
+    before: MemcpyParams, after: MemcpyParams, owned: Owned
+) -> Difference | None:
+    old, new = owned
+    words = ("other memory", "the graph's own")
+    for side in ("dst", "src"):
+        was = old.holds(getattr(before, side).address)
+        now = new.holds(getattr(after, side).address)
+        if was != now:
+            rule = "an update keeps whether a copy works on memory that the graph allocates"
+            return Difference(
+                _REFUSED, f"{side}.address", rule, before=words[was], after=words[now]
+            )
     return None
 
 
@@ -250,12 +289,10 @@ def _first_changed(
 def _trap(before: NodeParams, after: NodeParams) -> Difference | None:
     if not isinstance(before, KernelParams) or not isinstance(after, KernelParams):
         return None
-    if before.config.cluster == after.config.cluster:
-        return None
-    return Difference(
-        UpdateResult.SUCCESS,
-        "cluster",
-        "the driver accepts another cluster size and keeps the old one",
-        before=before.config.cluster,
-        after=after.config.cluster,
-    )
+    accepted = UpdateResult.SUCCESS
+    was, now = before.config.cluster, after.config.cluster
+    if was != now:
+        return Difference(accepted, "cluster", CLUSTER_RULE, before=was, after=now)
+    if before.config.cooperative and before.function != after.function:
+        return Difference(accepted, "function", COOPERATIVE_RULE)
+    return None

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from helpers.contract import Bench, copy_1d, fill_1d
 from helpers.graph_specs import Child, Step, build
-from helpers.kernels import add_one, fill_value, write_cluster_size
+from helpers.kernels import add_one, fill_value, scale, write_cluster_size
 from helpers.tensors import cuda_driver, replay
 
 import graphcore
@@ -21,7 +21,7 @@ from graphcore import (
     UpdateRefused,
     UpdateStatus,
 )
-from graphcore.driver import CaptureMode, open_driver
+from graphcore.driver import CaptureMode, Kernel, open_driver
 from graphcore.driver.emulated import EmulatedDriver
 from graphcore.driver.records import (
     AllocParams,
@@ -394,3 +394,50 @@ def test_another_cluster_size_gives_right_results_launched_or_not(
         replay(executable, bench.stream)
         assert bench.get(out, 1, "int32") == [size]
     assert isinstance(executable, GraphExec)
+
+
+# ---- another function of a cooperative kernel ---------------------------------------------------
+
+
+def cooperative(bench: Bench, x: int, kernel: Kernel, *arguments: object) -> Graph:
+    config = LaunchConfig((1, 1, 1), (32, 1, 1), cooperative=True)
+    return graph_of(bench, bench.kernel_params(kernel, x, *arguments, config=config))
+
+
+@pytest.mark.parametrize("is_launched", [False, True], ids=["new", "launched"])
+def test_another_function_of_a_cooperative_kernel_gives_right_results(
+    bench: Bench, is_launched: bool
+) -> None:
+    x = bench.put([3.0] * 4)
+    executable = cooperative(bench, x, fill_value, 1.0, 4).instantiate()
+    if is_launched:
+        replay(executable, bench.stream)
+        assert bench.get(x, 4) == [1.0] * 4
+    bench.driver.write(x, bench.driver.read(bench.put([3.0] * 4), 16))
+    outcome = executable.update(cooperative(bench, x, scale, 2.0, 4))
+    assert outcome.status is UpdateStatus.REINSTANTIATED
+    assert (outcome.field, outcome.named_by, outcome.result) == ("function", "graphcore", None)
+    assert "keeps the old one" in outcome.reason
+    replay(executable, bench.stream)
+    assert bench.get(x, 4) == [6.0] * 4
+    # the same function with other arguments is taken in place
+    outcome = executable.update(cooperative(bench, x, scale, 0.5, 4))
+    assert outcome.status is UpdateStatus.UPDATED
+    replay(executable, bench.stream)
+    assert bench.get(x, 4) == [3.0] * 4
+
+
+def test_another_function_of_a_cooperative_kernel_in_the_graph_itself_is_found(
+    bench: Bench,
+) -> None:
+    x = bench.put([3.0] * 4)
+    graph = cooperative(bench, x, fill_value, 1.0, 4)
+    executable = graph.instantiate()
+    (node,) = bench.driver.nodes(graph.handle)
+    config = LaunchConfig((1, 1, 1), (32, 1, 1), cooperative=True)
+    params = bench.kernel_params(scale, x, 2.0, 4, config=config)
+    bench.driver.set_node_params(node, params)
+    outcome = executable.update(graph)
+    assert (outcome.status, outcome.field) == (UpdateStatus.REINSTANTIATED, "function")
+    replay(executable, bench.stream)
+    assert bench.get(x, 4) == [6.0] * 4

@@ -16,10 +16,12 @@ from graphcore.driver.records import (
     AllocParams,
     ConditionalHandle,
     ConditionalParams,
+    FreeParams,
     KernelParams,
     MemoryKind,
     MemsetParams,
     NodeHandle,
+    NodeParams,
     RawUpdate,
     UpdateResult,
 )
@@ -307,6 +309,13 @@ def conditional(form: str, size: int, *bodies: GraphSnapshot) -> GraphSnapshot:
     return snapshot([node(0, params, bodies=bodies)])
 
 
+def owning(params: NodeParams, address: int = 64) -> GraphSnapshot:
+    """A graph that allocates 16 bytes, works on something, and frees them."""
+    steps = (AllocParams(16, address), params, FreeParams(address))
+    nodes = [node(index, each) for index, each in enumerate(steps)]
+    return snapshot(nodes, [(0, 1), (1, 2)])
+
+
 BODY = snapshot([kernel_node(0)])
 TWO = snapshot([kernel_node(0), kernel_node(1)])
 
@@ -324,14 +333,18 @@ TWO = snapshot([kernel_node(0), kernel_node(1)])
             "nodes",
             (0, 1, 1),
         ),
-        (snapshot([node(0, AllocParams(8))]), snapshot([node(0, AllocParams(16))]),
-         UpdateResult.ERROR, "size", (0,)),
-        (snapshot([node(0, AllocParams(8, 1))]), snapshot([node(0, AllocParams(8, 2))]),
-         UpdateResult.ERROR, "address", (0,)),
+        (snapshot([node(0, AllocParams(8, 64))]), snapshot([node(0, AllocParams(16, 128))]),
+         SUCCESS, None, ()),
+        (owning(fill_1d(64, 0, 4)), owning(fill_1d(1 << 20, 0, 4), 1 << 20),
+         UpdateResult.ERROR, "address", (1,)),
+        (owning(fill_1d(64, 0, 4)), owning(fill_1d(64, 1, 4)), SUCCESS, None, ()),
+        (owning(copy_1d(8, 64, 4)), owning(copy_1d(8, 4096, 4)),
+         PARAMETERS, "src.address", (1,)),
         (snapshot([kernel_node(0)]), snapshot([kernel_node(0, context=2)]),
          UpdateResult.UNSUPPORTED_FUNCTION_CHANGE, "context", (0,)),
     ],
-    ids=["same", "form", "size", "inside a body", "allocation", "address", "context"],
+    ids=["same", "form", "size", "inside a body", "allocation", "fill of owned memory",
+         "same fill", "copy of owned memory", "context"],
 )  # fmt: skip
 def test_rules_that_need_no_driver(
     old: GraphSnapshot,

@@ -44,6 +44,7 @@ from graphcore.driver.records import (
     UpdateResult,
 )
 from graphcore.errors import CudaError
+from graphcore.graph import GraphDiff, diff, read
 
 How = Literal[
     "built", "instantiated", "itself", "edited", "clone", "old destroyed", "twice",
@@ -235,6 +236,17 @@ def _offer(
     finally:
         if own is not None:
             driver.destroy_exec(own)
+
+
+def predict(workshop: Workshop, pair: Pair) -> GraphDiff:
+    """What a comparison of the two graphs says of the update, without an executable."""
+    driver = workshop.driver
+    old = workshop.build(pair.old)
+    before = read(driver, old)
+    if pair.via is not None:
+        middle = diff(before, read(driver, workshop.build(pair.via)))
+        before = before if middle.refusal is not None else middle.new
+    return diff(before, read(driver, second_graph(workshop, pair, old)))
 
 
 def _use_before(workshop: Workshop, pair: Pair, executable: Any) -> None:

@@ -43,6 +43,8 @@ class Executable:
         self.handle = ExecHandle(draw_handle())
         self.auto_free = auto_free
         self.is_destroyed = False
+        # launched or uploaded: from then on CUDA keeps more of it than it says
+        self.is_uploaded = False
         self.device = graph.device
         self.graph, _ = graph.copy()
         pairs = zip(graph.all_nodes(), self.graph.all_nodes(), strict=True)
@@ -69,7 +71,7 @@ class Executable:
     def take(self, pairs: Pairs) -> None:
         """Makes an accepted whole-graph update."""
         for old, new in pairs:
-            old.payload = merged(old.payload, new.payload)
+            old.payload = merged(old.payload, new.payload, is_uploaded=self.is_uploaded)
 
 
 def _all_graphs(graph: Graph) -> list[Graph]:
@@ -93,6 +95,7 @@ class Runner:
     def launch(self, executable: Executable) -> None:
         """Runs ``executable`` once; refuses before anything runs."""
         self._start_allocations(executable)
+        executable.is_uploaded = True
         for node in executable.graph.all_nodes():
             if node.payload.conditional is not None:
                 node.payload.conditional.start_launch()

@@ -215,8 +215,9 @@ class GraphCalls(Driver):
 
     @entry("cuGraphUpload")
     def upload(self, executable: ExecHandle, stream: StreamHandle) -> None:
-        self._executable(executable)
+        found = self._executable(executable)
         self._machine.captures.refuse_capturing(self._machine.streams.find(stream, self.device))
+        found.is_uploaded = True
 
     @entry("cuGraphExecUpdate")
     def update_exec(self, executable: ExecHandle, graph: GraphHandle) -> RawUpdate:
@@ -231,6 +232,8 @@ class GraphCalls(Driver):
         if isinstance(pairs, rules.UpdateRefusal):
             return RawUpdate(pairs.result, _handle(pairs.node), _handle(pairs.from_node))
         found.take(pairs)
+        if new.has_memory_nodes:
+            new.executables.add(found)  # it has the one executable that it may have
         return RawUpdate(UpdateResult.SUCCESS)
 
     @entry("cuGraphExecNodeSetParams")

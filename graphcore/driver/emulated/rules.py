@@ -11,14 +11,16 @@ from dataclasses import dataclass, replace
 
 from graphcore.driver.emulated.calls import Refused, invalid
 from graphcore.driver.emulated.graph import Graph, Node, Payload
+from graphcore.driver.owned_memory import OwnedMemory
 from graphcore.driver.pairing import Mismatch, Outline, pair
 from graphcore.driver.records import (
-    AllocParams,
     ConditionalParams,
+    Dim3,
     KernelParams,
     MemcpyParams,
     MemsetParams,
     NodeKind,
+    NodeParams,
     UpdateResult,
 )
 
@@ -45,6 +47,8 @@ class UpdateRefusal:
     node: Node | None = None
     from_node: Node | None = None
 
+
+NO_CLUSTER: Dim3 = (1, 1, 1)
 
 Pairs = list[tuple[Node, Node]]
 """(node of the executable, node of the new graph), embedded graphs' nodes included."""
@@ -119,16 +123,21 @@ def topological(graph: Graph) -> list[Node]:
 # ---- whole-graph update ---------------------------------------------------------------------
 
 
-def pair_graphs(old: Graph, new: Graph) -> Pairs | UpdateRefusal:
+Owned = tuple[OwnedMemory, OwnedMemory]
+"""The memory that the old and the new graph allocate themselves."""
+
+
+def pair_graphs(old: Graph, new: Graph, owned: Owned | None = None) -> Pairs | UpdateRefusal:
     """Which node of ``new`` takes the place of which of ``old``, or the driver's refusal.
 
     A reversed edge between two equal kernels is no change at all: the nodes pair the other way.
     """
     old_nodes, new_nodes = list(old.nodes), list(new.nodes)
+    memory = owned or (_owned_by(old_nodes), _owned_by(new_nodes))
     inner: Pairs = []
 
     def check(old_index: int, new_index: int) -> UpdateRefusal | None:
-        found = _refused_inside(old_nodes[old_index], new_nodes[new_index])
+        found = _refused_inside(old_nodes[old_index], new_nodes[new_index], memory)
         if isinstance(found, UpdateRefusal):
             return found
         inner.extend(found)
@@ -145,14 +154,20 @@ def pair_graphs(old: Graph, new: Graph) -> Pairs | UpdateRefusal:
     return [(old_nodes[one], new_nodes[other]) for one, other in found] + inner
 
 
-def _refused_inside(old: Node, new: Node) -> Pairs | UpdateRefusal:
+def _owned_by(nodes: list[Node]) -> OwnedMemory:
+    return OwnedMemory(node.payload.params for node in nodes)
+
+
+def _refused_inside(old: Node, new: Node, owned: Owned) -> Pairs | UpdateRefusal:
     """Why ``new`` cannot take the place of ``old``, or the pairs of the graphs inside them."""
-    result = _changed(old.payload, new.payload)
+    result = _changed(old.payload, new.payload) or _owned_changed(
+        old.payload.params, new.payload.params, owned
+    )
     if result is not None:
         return UpdateRefusal(result, new)
     pairs: Pairs = []
     for graphs in zip(old.payload.inner_graphs, new.payload.inner_graphs, strict=True):
-        found = pair_graphs(*graphs)
+        found = pair_graphs(*graphs, owned)
         if isinstance(found, UpdateRefusal):
             return found
         pairs += found
@@ -185,12 +200,22 @@ def _changed(old: Payload, new: Payload) -> UpdateResult | None:
     elif isinstance(before, MemsetParams) and isinstance(after, MemsetParams):
         refused = before != after and not _may_change_fill(before, after)
     elif isinstance(before, ConditionalParams) and isinstance(after, ConditionalParams):
-        if (before.form, before.size) != (after.form, after.size):
-            return UpdateResult.NOT_SUPPORTED
-    elif isinstance(before, AllocParams) and before != after:
-        # an allocation stays what it is and where it is, so its graph takes no other's
-        return UpdateResult.ERROR
+        is_same = (before.form, before.size) == (after.form, after.size)
+        return None if is_same else UpdateResult.NOT_SUPPORTED
     return UpdateResult.PARAMETERS_CHANGED if refused else None
+
+
+def _owned_changed(before: NodeParams, after: NodeParams, owned: Owned) -> UpdateResult | None:
+    """What an update says about nodes that work on memory their graph allocates itself."""
+    old, new = owned
+    if isinstance(before, MemcpyParams) and isinstance(after, MemcpyParams):
+        sides = ((before.dst, after.dst), (before.src, after.src))
+        if any(old.holds(was.address) != new.holds(now.address) for was, now in sides):
+            return UpdateResult.PARAMETERS_CHANGED
+    elif isinstance(before, MemsetParams) and isinstance(after, MemsetParams):
+        is_moved = before.address != after.address
+        return UpdateResult.ERROR if is_moved and new.gives_back(after.address) else None
+    return None
 
 
 def _may_change_copy(before: MemcpyParams, after: MemcpyParams) -> bool:
@@ -205,16 +230,20 @@ def _may_change_fill(before: MemsetParams, after: MemsetParams) -> bool:
     return replace(before, address=after.address, value=after.value) == after
 
 
-def merged(old: Payload, new: Payload) -> Payload:
+def merged(old: Payload, new: Payload, *, is_uploaded: bool = True) -> Payload:
     """What an executable's node does after an accepted change.
 
-    Embedded graphs stay (their nodes are changed one by one), and so does a kernel's cluster
-    dimension: CUDA accepts another one and keeps the old.
+    Embedded graphs stay: their nodes are changed one by one. A launched or uploaded executable also
+    keeps, though CUDA accepts others, a kernel's cluster dimension and what a cooperative kernel
+    does where its function would change; a new one keeps its clusters only against none at all.
     """
     params = new.params
     if isinstance(params, KernelParams) and isinstance(old.params, KernelParams):
-        config = replace(params.config, cluster=old.params.config.cluster)
-        params = replace(params, config=config)
+        if is_uploaded and old.params.config.cooperative and new.function is not old.function:
+            return old
+        is_kept = is_uploaded or params.config.cluster == NO_CLUSTER
+        cluster = old.params.config.cluster if is_kept else params.config.cluster
+        params = replace(params, config=replace(params.config, cluster=cluster))
     return replace(new, params=params, child=old.child, bodies=old.bodies)
 
 

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 from helpers.contract import Bench, refused
-from helpers.kernels import add_one, fill_value, scale
+from helpers.kernels import add_one, fill_value, scale, write_cluster_size
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,6 +18,7 @@ from graphcore.driver.records import (
     EmptyParams,
     FreeParams,
     GraphHandle,
+    LaunchConfig,
     MemsetParams,
     RawUpdate,
     UpdateResult,
@@ -198,7 +199,7 @@ def _allocating(bench: Bench, size: int) -> GraphHandle:
     return graph
 
 
-def test_an_executable_that_owns_memory_takes_its_own_graph_and_no_other() -> None:
+def test_an_executable_that_owns_memory_takes_another_graph_that_does_and_is_its_only_one() -> None:
     bench = Bench(EmulatedDriver())
     graph = _allocating(bench, 64)
     executable = bench.instantiate(graph)
@@ -206,13 +207,41 @@ def test_an_executable_that_owns_memory_takes_its_own_graph_and_no_other() -> No
     bench.replay(executable, times=2)
     for size in (64, 128):
         new = _allocating(bench, size)
-        answer = bench.driver.update_exec(executable, new)
-        assert answer.result is UpdateResult.ERROR
-        assert answer.node == bench.driver.nodes(new)[0]
+        assert bench.driver.update_exec(executable, new).result is UpdateResult.SUCCESS
+        bench.replay(executable, times=2)
+        with refused("NOT_SUPPORTED"):
+            bench.driver.instantiate(new)
     taken = _allocating(bench, 64)
     bench.instantiate(taken)
     with refused("NOT_SUPPORTED"):
         bench.driver.update_exec(executable, taken)
+    bench.close()
+
+
+def test_only_an_executable_that_was_not_uploaded_takes_another_cluster() -> None:
+    bench = Bench(EmulatedDriver())
+    out = bench.alloc(4)
+
+    def graph(size: int) -> GraphHandle:
+        handle = bench.new_graph()
+        config = LaunchConfig((8, 1, 1), (32, 1, 1), cluster=(size, 1, 1))
+        bench.add_kernel(handle, write_cluster_size, out, config=config)
+        return handle
+
+    for before in ("nothing", "upload", "launch"):
+        executable = bench.instantiate(graph(2))
+        if before == "upload":
+            bench.driver.upload(executable, bench.stream.handle)
+        elif before == "launch":
+            bench.replay(executable)
+        assert bench.driver.update_exec(executable, graph(4)).result is UpdateResult.SUCCESS
+        bench.replay(executable)
+        assert bench.get(out, 1, "int32") == [4 if before == "nothing" else 2]
+    # no cluster at all is never taken
+    executable = bench.instantiate(graph(2))
+    assert bench.driver.update_exec(executable, graph(1)).result is UpdateResult.SUCCESS
+    bench.replay(executable)
+    assert bench.get(out, 1, "int32") == [2]
     bench.close()
 
 
