@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from graphcore.driver import Driver
 from graphcore.driver.records import MemoryKind
-from graphcore.errors import PlanError
+from graphcore.errors import LifecycleError, PlanError
 from graphcore.interop.drivers import choose_driver, same_driver
 from graphcore.plan.binding import Binding, Place
 from graphcore.plan.records import Allocate, Launch, Memcpy, PlanBuffer, PlanNode, View
@@ -92,14 +92,21 @@ def _driver_of(buffers: Mapping[str, Any]) -> Driver:
     for obj in buffers.values():
         if isinstance(getattr(obj, "driver", None), Driver):
             return choose_driver(obj)
-    tensors = [obj for obj in buffers.values() if is_tensor(obj)]
-    on_device = [obj for obj in tensors if describe(obj).device_kind == "cuda"]
-    return choose_driver(*(on_device or tensors)[:1])
+    refs = [_described(name, obj) for name, obj in buffers.items() if is_tensor(obj)]
+    on_device = [ref for ref in refs if ref.device_kind == "cuda"]
+    return choose_driver(*(on_device or refs)[:1])
+
+
+def _described(name: str, obj: Any) -> TensorRef:
+    try:
+        return describe(obj, name=f"buffers[{name!r}]")
+    except LifecycleError as error:
+        raise LifecycleError(f"buffers[{name!r}]: {error}") from error
 
 
 def _place(buffer: PlanBuffer, obj: Any, driver: Driver, use: _Use) -> Place:
     name = f"buffers[{buffer.name!r}]"
-    ref = describe(obj, name=name)
+    ref = _described(buffer.name, obj)
     if buffer.name in use.written and ref.read_only:
         raise PlanError(
             f"{name}: expected writable memory for a buffer that the plan writes, got a read-only "

@@ -91,7 +91,7 @@ MISFITS: dict[str, tuple[str, Callable[[Driver], Any], type[GraphcoreError], str
     ),
     "past_its_allocation": ("x", _past_the_end, PlanError, "x'.*an allocation of.*too small"),
     "read_only": ("y", _read_only, PlanError, "y'.*writes.*read-only"),
-    "closed": ("x", _closed, LifecycleError, "closed"),
+    "closed": ("x", _closed, LifecycleError, r"buffers\['x'\]: .*closed"),
     "no_tensor": ("x", lambda _: "x", CacheTypeError, r"buffers\['x'\]"),
     "a_scalar": ("x", lambda _: 3.0, CacheTypeError, r"buffers\['x'\]"),
     "a_class": ("x", lambda _: torch.Tensor, CacheTypeError, r"buffers\['x'\]"),

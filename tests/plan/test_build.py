@@ -222,6 +222,22 @@ def test_a_body_holds_no_graph_with_a_callback(bench: Bench) -> None:
         site.graph(check=False)
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_a_callback_of_an_embedded_plan_fires_at_every_launch(bench: Bench, way: str) -> None:
+    fired: list[int] = []
+    inner = GraphPlan("inner")
+    part = inner.buffer("part", (1,))
+    inner.launch(add_one, ONE_BLOCK, part, 1)
+    inner.callback(lambda: fired.append(1), reads=[part])
+    site = Site(bench)
+    x = site.put("x", [0, 0])
+    for index in range(2):
+        site.plan.embed(inner, {"part": x[index:][:1]})
+    site.do(way, times=3)
+    assert len(fired) == 6
+    assert site.read("x") == [3, 3]
+
+
 # ---- what stops it ------------------------------------------------------------------------------
 
 
