@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from graphcore.driver import Driver, active, kernel
 from graphcore.driver.records import ExecHandle, GraphHandle, KernelParams, LaunchConfig, NodeHandle
-from graphcore.errors import LifecycleError
+from graphcore.errors import CudaError, LifecycleError
 
 _log = logging.getLogger("graphcore")
 
@@ -44,8 +44,8 @@ class NodeMemory:
 
     Args:
         bytes_per_node: Of a kernel node.
-        is_measured: False where the device's other users made measuring impossible, and a figure
-            measured elsewhere stands in.
+        is_measured: False where the device's other users, or a lack of memory, made measuring
+            impossible, and a figure measured elsewhere stands in.
     """
 
     bytes_per_node: float
@@ -80,7 +80,7 @@ def node_memory(driver: Driver) -> NodeMemory:
             driver.name,
             driver.device,
             known.bytes_per_node,
-            "measured" if known.is_measured else "not measurable beside other users: assumed",
+            "measured" if known.is_measured else "not measurable just now: assumed",
         )
     return known
 
@@ -108,6 +108,9 @@ def _measure(driver: Driver) -> NodeMemory:
             taken = slope(readings, steps) / (_BETWEEN_READINGS * nodes)
             if _PLAUSIBLE[0] <= taken <= _PLAUSIBLE[1]:
                 return NodeMemory(taken)
+    except CudaError as error:
+        if error.code != "CUDA_ERROR_OUT_OF_MEMORY":
+            raise  # where memory is short already, the figure is not worth a failure
     finally:
         for executable in executables:
             driver.destroy_exec(executable)

@@ -39,6 +39,11 @@ def capture_all(
     """As :meth:`GraphCache.capture_all` says."""
     if not callable(fn):
         raise ConfigurationError(f"fn: expected a callable, got {type(fn).__name__}")
+    if "family" in options:
+        raise ConfigurationError(
+            "family: expected none in capture_all, whose keys each have an executable of their "
+            f"own, got {options['family']!r}"
+        )
     for key in keys:
         check_key(key)
     ordered = sorted(dict.fromkeys(keys), key=size or size_of, reverse=True)

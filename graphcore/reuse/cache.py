@@ -128,6 +128,8 @@ class GraphCache(NotCopied):
             capture_options: As of :func:`graphcore.capture`, but driver and, where the cache shares
                 one, pool.
 
+        Where the shared pool outgrew the budget, ``fn`` is warmed up and captured a second time.
+
         Returns:
             The executable; an :class:`EagerExec` that calls ``fn`` under ``GRAPHCORE_DISABLE=1``.
 
@@ -202,7 +204,7 @@ class GraphCache(NotCopied):
             fn: Called with the key, by warm-up and capture.
             progress: A bar (tqdm's, where it is installed, else lines in the log) with the memory.
             size: How large a key is; None: the number it is, or the product of those in it.
-            options: As of :meth:`get_or_capture`.
+            options: As of :meth:`get_or_capture`, but ``family``.
 
         Returns:
             The executables by key, in the order of ``keys``.

@@ -77,6 +77,12 @@ def test_a_failure_while_measuring_leaves_nothing() -> None:
     assert node_memory(driver).is_measured
 
 
+def test_where_memory_is_short_measuring_takes_none_and_fails_nothing() -> None:
+    driver = EmulatedDriver(total_memory=100_000)
+    assert not node_memory(driver).is_measured
+    assert driver.memory_info() == (100_000, 100_000)
+
+
 READINGS = {
     "smooth": [1000 * MIB - 5 * index for index in range(21)],
     "somebody takes a GiB in between": [
@@ -109,7 +115,7 @@ def test_where_nothing_can_be_measured_the_known_figure_stands_in_and_says_so(
         found = node_memory(Silent())
     assert not found.is_measured
     assert found.bytes_per_node == BYTES_PER_NODE
-    assert "not measurable beside other users" in caplog.text
+    assert "not measurable just now: assumed" in caplog.text
 
 
 @pytest.mark.exclusive

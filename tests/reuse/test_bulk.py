@@ -60,6 +60,8 @@ def test_keys_without_an_order_are_refused_before_anything_is_captured(
         cache.capture_all([1, [2]], steps.of, progress=False)  # type: ignore[list-item]
     with pytest.raises(ConfigurationError, match="fn: expected a callable"):
         cache.capture_all([1], 3, progress=False)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="family: expected none in capture_all"):
+        cache.capture_all([1, 2], steps.of, progress=False, family="decode")
     assert (len(cache), steps.runs) == (0, 0)
 
 
