@@ -49,11 +49,15 @@ class CurrentParameters:
 
     def __init__(self, source: GraphResource, version: Version, owners: OwnerSet) -> None:
         self.source = source
+        self.disabled: set[NodeHandle] = set()
+        self.live: dict[NodeHandle, LiveArguments] = {}
+        self._restart(version, owners)
+
+    def _restart(self, version: Version, owners: OwnerSet) -> None:
+        """Nothing was changed since ``version``."""
         self.version = version
         self.base_owners = owners
         self.owners: dict[NodeHandle, tuple[Owner, ...]] = {}
-        self.disabled: set[NodeHandle] = set()
-        self.live: dict[NodeHandle, LiveArguments] = {}
         self._changes: dict[NodeHandle, NodeParams] = {}
         self._base: GraphSnapshot | None = None
         self._index: dict[NodeHandle, NodeRecord] = {}
@@ -167,12 +171,12 @@ class CurrentParameters:
         Prepared changes go on with what runs then, and nodes stay switched off, where the new
         executable has the same nodes.
         """
-        after = CurrentParameters(source, version, owners)
         for live in self.live.values():
             live.forget()
         if source is self.source:
-            after.live, after.disabled = self.live, self.disabled
-            return after
+            self._restart(version, owners)
+            return self
+        after = CurrentParameters(source, version, owners)
         became = self._became(after) if self.live or self.disabled else {}
         after.disabled = {became[handle] for handle in self.disabled if handle in became}
         for handle, live in self.live.items():

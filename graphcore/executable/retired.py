@@ -43,10 +43,12 @@ class Held:
     def replace(self, owners: OwnerSet) -> None:
         """Swaps the owners as a whole; the old ones wait for the launches up to now."""
         old, self.owners = self.owners, owners
-        if old is owners or self.handle is None or owners.covers(old):
+        if old is owners or self.handle is None:
             return
         with _lock:
             came_back = self._take_back(owners)
+            if not came_back and owners.covers(old):
+                return
             self._old.append(old)
             _waiting.add(self)
         if not came_back or len(self._old) > 1:

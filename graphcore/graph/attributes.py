@@ -26,13 +26,16 @@ class LaunchAttributes:
 
     entries: tuple[KernelAttributes, ...]
     functions: tuple[FunctionHandle, ...] = ()
-    _cluster_sizes: frozenset[Dim3] = field(init=False, repr=False, compare=False)
+    # an update asks for no more than these, a thousand nodes or not
+    _sizes: frozenset[Dim3] = field(init=False, repr=False, compare=False)
     _functions: frozenset[FunctionHandle] = field(init=False, repr=False, compare=False)
+    _is_uniform: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        # an update asks for no more than these, a thousand nodes or not
-        object.__setattr__(self, "_cluster_sizes", frozenset(entry[0] for entry in self.entries))
-        object.__setattr__(self, "_functions", frozenset(self.functions))
+        sizes, functions = frozenset(entry[0] for entry in self.entries), frozenset(self.functions)
+        object.__setattr__(self, "_sizes", sizes)
+        object.__setattr__(self, "_functions", functions)
+        object.__setattr__(self, "_is_uniform", len(sizes) <= 1 and len(functions) <= 1)
 
     @staticmethod
     def of(snapshot: GraphSnapshot) -> LaunchAttributes:
@@ -58,13 +61,12 @@ class LaunchAttributes:
         cooperative kernels run one function, whichever way the driver pairs the nodes. True asks
         for :func:`graphcore.graph.prediction.trap_differences`.
         """
-        return _differ(self._cluster_sizes, new._cluster_sizes) or _differ(
-            self._functions, new._functions
-        )
-
-
-def _differ(ours: frozenset[object], theirs: frozenset[object]) -> bool:
-    return len(ours) > 1 or len(theirs) > 1 or bool(ours and theirs and ours != theirs)
+        if not (self._is_uniform and new._is_uniform):
+            return True
+        if self._sizes == new._sizes and self._functions == new._functions:
+            return False
+        # a graph without such nodes hides nothing
+        return len(self._sizes | new._sizes) > 1 or len(self._functions | new._functions) > 1
 
 
 def _cooperative(kernels: Iterable[KernelParams]) -> tuple[FunctionHandle, ...]:
