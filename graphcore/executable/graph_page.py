@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -44,13 +45,14 @@ def graph_sections(
     return [
         ("Graph", summary(snapshot)),
         ("Memory", _memory(graph)),
-        ("Depends on", _dependencies(graph.fingerprint(names), found)),
+        ("Depends on", _identity(graph.fingerprint(names))),
+        ("Points into", _points_into(found) or "nothing that is known"),
     ]
 
 
 def snapshot_sections(snapshot: GraphSnapshot, fingerprint: Fingerprint) -> list[Section]:
     """The cards of a page of a graph that is only a description."""
-    return [("Graph", summary(snapshot)), ("Depends on", _dependencies(fingerprint, []))]
+    return [("Graph", summary(snapshot)), ("Depends on", _identity(fingerprint))]
 
 
 def summary(snapshot: GraphSnapshot) -> dict[str, str]:
@@ -78,23 +80,29 @@ def _memory(graph: Graph) -> dict[str, str]:
     }
 
 
-def _dependencies(fingerprint: Fingerprint, found: list[Attribution]) -> dict[str, str]:
-    facts = {"fingerprint": fingerprint.digest, "fields in it": str(len(fingerprint.fields))}
-    buffers: dict[str, int] = {}
-    for one in found:
-        for name in _buffers(one):
-            buffers[name] = buffers.get(name, 0) + 1
-    for name, uses in list(buffers.items())[:_MOST_BUFFERS]:
-        facts[name] = f"{uses} pointer{'' if uses == 1 else 's'}"
-    more = len(buffers) - _MOST_BUFFERS
-    return facts | ({"and": f"{more} more buffers"} if more > 0 else {})
+def _identity(fingerprint: Fingerprint) -> dict[str, str]:
+    return {"fingerprint": fingerprint.digest, "fields in it": str(len(fingerprint.fields))}
+
+
+def _points_into(found: list[Attribution]) -> dict[str, str]:
+    """How many pointers lead into each buffer, most first; its own memory as one."""
+    uses = Counter(name for one in found for name in _buffers(one))
+    shown = uses.most_common(_MOST_BUFFERS)
+    facts = {name: f"{count} pointer{'' if count == 1 else 's'}" for name, count in shown}
+    more = len(uses) - len(shown)
+    return facts | ({"and": f"{more} more buffers"} if more else {})
 
 
 def _buffers(found: Attribution) -> Iterator[str]:
-    if found.place.matches:
-        yield from (name for name, _ in found.place.matches)
-    elif found.place.allocation is not None:
-        yield f"allocation {found.place.allocation.base:#x}"
+    place = found.place
+    if place.source == "graph":
+        yield "(memory of its own)"
+    elif place.matches:
+        yield from (name for name, _ in place.matches)
+    elif place.allocation is not None:
+        yield f"allocation {place.allocation.base:#x}"
+    else:
+        yield "(memory nobody knows)"
 
 
 def graph_attributions(

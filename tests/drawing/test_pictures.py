@@ -13,6 +13,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from helpers.repository import ROOT
 from helpers.snapshots import (
     HOSTILE,
     VECTORIZED,
@@ -208,6 +209,12 @@ def test_the_same_drawing_gives_the_same_bytes_in_any_process() -> None:
         for seed in ("1", "2")
     }
     assert len(digests) == 1
+
+
+def test_the_picture_of_the_readme_has_the_styles_of_today() -> None:
+    shown = (ROOT / "docs/images/captured-graph.svg").read_text(encoding="utf-8")
+    style = re.compile("<style>.*?</style>", re.DOTALL)
+    assert style.findall(shown) == style.findall(decode_step().to_svg())
 
 
 def test_notebook_themes_and_the_system_decide_between_light_and_dark() -> None:

@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 import pytest
 from helpers.contract import Bench
 from helpers.kernels import add_one, scale
+from helpers.repository import ROOT
 from helpers.snapshots import (
     HOSTILE,
     chain,
@@ -306,6 +307,11 @@ def test_a_comparison_draws_itself_in_a_notebook() -> None:
     found = diff(BEFORE, AFTER)
     assert found._repr_html_() == found.drawing().to_html()
     assert found._repr_html_() == diff(BEFORE, AFTER)._repr_html_()
+
+
+def test_the_picture_in_the_documents_is_the_one_that_is_drawn() -> None:
+    drawn = (ROOT / "docs/images/compared-graphs.svg").read_text(encoding="utf-8")
+    assert drawn == diff(BEFORE, AFTER).to_svg()
 
 
 def test_graphs_read_from_a_driver_are_compared(bench: Bench) -> None:
