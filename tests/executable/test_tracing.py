@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,8 @@ from helpers.snapshots import chain, decode_step, kernel_node, snapshot
 
 import graphcore
 from graphcore import CacheTypeError, ConfigurationError, DriverUnavailable, Graph, LifecycleError
-from graphcore.driver import Driver
-from graphcore.driver.records import ConditionalParams
+from graphcore.driver import Driver, Kernel, Pointer
+from graphcore.driver.records import ConditionalParams, LaunchConfig
 from graphcore.executable.replay_matching import TimedEvent, match
 from graphcore.executable.tracing import _device_events
 from graphcore.interop import torch_profiler
@@ -111,10 +112,15 @@ def test_the_emulated_driver_says_in_every_form_that_its_times_are_the_hosts(
 
 
 def test_a_slow_node_among_equal_launches_is_the_slow_row(bench: Bench) -> None:
+    def add(_config: LaunchConfig, x: Pointer, n: int) -> None:
+        time.sleep(0.04 if n > 16 else 0)  # as long as no pause of a busy machine
+        x.array(16)[:] += 1
+
+    kernel = Kernel(add_one.name, add_one.parameters, add_one.source, reference=add)
     count = 1 << 22
     x = bench.alloc(4 * count)
-    small = bench.kernel_params(add_one, x, 16, config=ONE_BLOCK)
-    large = bench.kernel_params(add_one, x, count, config=ONE_BLOCK)
+    small = bench.kernel_params(kernel, x, 16, config=ONE_BLOCK)
+    large = bench.kernel_params(kernel, x, count, config=ONE_BLOCK)
     spec = tuple(
         Step(large if index == 3 else small, (index - 1,) if index else ()) for index in range(6)
     )
@@ -122,7 +128,7 @@ def test_a_slow_node_among_equal_launches_is_the_slow_row(bench: Bench) -> None:
         profile = graphcore.trace_replays(executable, replays=5)
     (slowest,) = profile.slowest(1)
     assert (slowest.where, slowest.runs) == ("3", 5)
-    assert slowest.share > 1 / 3
+    assert slowest.share > 0.5
     assert len(profile.rows) == 6
 
 
