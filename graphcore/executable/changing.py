@@ -24,7 +24,7 @@ from graphcore.driver.records import (
 )
 from graphcore.errors import ConfigurationError, CudaError, LifecycleError
 from graphcore.executable.current import CurrentParameters
-from graphcore.executable.handles import ExecResource, NotCopied
+from graphcore.executable.handles import ExecResource, GraphResource, NotCopied
 from graphcore.executable.node_changes import CHANGEABLE, NodeChange, change_of, explain
 from graphcore.executable.node_update import BoundParams, LiveArguments
 from graphcore.executable.update import Version
@@ -255,22 +255,38 @@ class ChangeableExec(NotCopied):
 
     def _copy_with(self, changes: Mapping[NodeHandle, NodeParams]) -> Graph:
         """A graph of what runs now, with ``changes``; raises as ``clone_with``."""
+        handle = self._current.clone_with(changes)
+        return self._copy_of(GraphResource(self.driver, handle, owned=True))
+
+    def _copy_of(self, resource: GraphResource) -> Graph:
+        """A graph of our own over ``resource``, like the version's in everything but parameters."""
         from graphcore.executable.graph import Graph
 
         now = self._version_graph("graph")
-        handle = self._current.clone_with(changes)
-        made = Graph(self.driver, handle, owners=self._owners, annotations=now.annotations)
+        made = Graph(
+            self.driver, resource.handle, owners=self._owners, annotations=now.annotations,
+            owned=False,
+        )  # fmt: skip
+        made._resource = resource
         made.inherit(now)
         return made
 
-    def _take_copy(self, made: Graph, changes: Mapping[NodeHandle, NodeParams]) -> None:
-        """The executable runs now what ``made``, a copy of its graph with ``changes``, says."""
+    def _take_copy(
+        self,
+        made: Graph,
+        changes: Mapping[NodeHandle, NodeParams],
+        snapshot: GraphSnapshot | None = None,
+    ) -> None:
+        """The executable runs now what ``made``, a copy of its graph with ``changes``, says.
+
+        ``snapshot`` is what it says, by the source's nodes, where that is known.
+        """
         for handle, params in changes.items():
             self._current.note(handle, params)
         self._changes_become_a_version()
         # a copy has the launch attributes of its original: no need to read them
         version = replace(self._version, resource=made.resource)
-        self._current.rebased(version)
+        self._current.rebased(version, snapshot)
         self._graph, self._version, self._copy = made, version, made
         self._keep_disabled()
 

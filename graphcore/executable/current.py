@@ -24,6 +24,7 @@ from graphcore.driver.records import (
 )
 from graphcore.errors import CacheTypeError, ConfigurationError, LifecycleError
 from graphcore.executable.handles import GraphResource
+from graphcore.executable.known_versions import KnownVersions
 from graphcore.executable.node_update import LiveArguments
 from graphcore.executable.update import Version
 from graphcore.graph.nodes import NodeRecord
@@ -39,18 +40,20 @@ class CurrentParameters:
     """The state of one executable: ``source`` is the graph it was made from.
 
     ``base_owners`` came with the version, ``owners`` with changes of single nodes, by node.
-    ``disabled`` are the nodes that are switched off, ``live`` the prepared changes by node.
+    ``disabled`` are the nodes that are switched off, ``live`` the prepared changes by node,
+    ``known`` the graphs of rebinds.
     """
 
     __slots__ = (
-        "_aliases", "_base", "_changes", "_index", "base_owners", "disabled", "live", "owners",
-        "source", "version",
+        "_aliases", "_base", "_changes", "_index", "base_owners", "disabled", "known", "live",
+        "owners", "source", "version",
     )  # fmt: skip
 
     def __init__(self, source: GraphResource, version: Version, owners: OwnerSet) -> None:
         self.source = source
         self.disabled: set[NodeHandle] = set()
         self.live: dict[NodeHandle, LiveArguments] = {}
+        self.known = KnownVersions()
         self._restart(version, owners)
 
     def _restart(self, version: Version, owners: OwnerSet) -> None:
@@ -118,7 +121,7 @@ class CurrentParameters:
 
     def _now(self, record: NodeRecord) -> NodeRecord:
         params = self.changes().get(record.handle)
-        return record if params is None else replace(record, params=params)
+        return record if params is None else record.with_params(params)
 
     def _alias(self, handle: NodeHandle) -> NodeHandle:
         """The source's node behind a node of the version; ``handle`` itself where there is none."""
@@ -156,9 +159,14 @@ class CurrentParameters:
         if live is not None:
             live.forget()
 
-    def rebased(self, version: Version) -> None:
-        """The version is another graph that says what ran already, nodes in the same order."""
-        self._remember(self.snapshot())
+    def rebased(self, version: Version, snapshot: GraphSnapshot | None = None) -> None:
+        """The version is another graph, nodes in the same order; it says what runs already.
+
+        Args:
+            version: The version.
+            snapshot: What it says; None: what the changes up to now came to.
+        """
+        self._remember(self.snapshot() if snapshot is None else snapshot)
         self.version = version
         self._changes = {}
         self._aliases = None
@@ -240,7 +248,7 @@ def with_params(snapshot: GraphSnapshot, changes: Mapping[NodeHandle, NodeParams
     for node in snapshot.nodes:
         params = changes.get(node.handle)
         if params is not None:
-            node = replace(node, params=params)  # noqa: PLW2901
+            node = node.with_params(params)  # noqa: PLW2901
         elif node.child is not None:
             node = replace(node, child=with_params(node.child, changes))  # noqa: PLW2901
         elif node.bodies:

@@ -8,15 +8,19 @@ Owners are swapped after it has taken them all.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from graphcore.driver.records import NodeHandle, NodeParams, UpdateResult
+from graphcore.driver.records import NodeHandle, NodeParams, RawUpdate, UpdateResult
 from graphcore.errors import CudaError, UpdateRefused
+from graphcore.executable.current import with_params
+from graphcore.executable.known_versions import KnownVersion
 from graphcore.executable.node_changes import NodeChange, explain
 from graphcore.executable.rebind_request import Exchange, exchanges, rivals
+from graphcore.graph.reading import read
+from graphcore.graph.snapshot import GraphSnapshot
 from graphcore.resources.lifetime import Owner, OwnerSet
 from graphcore.resources.repointing import Move, Repointing, repoint
 from graphcore.resources.spans import Span
@@ -68,13 +72,16 @@ def rebind(
     """As ``GraphExec.rebind``."""
     current = executable._current
     wanted = exchanges(executable.driver, executable.owners, given, names)
-    snapshot = current.snapshot()
-    moves = [Move(each.old, each.by) for each in wanted]
     others = rivals(executable.owners, names, wanted)
-    found = repoint(snapshot, moves, others)
+    key = _key(executable, wanted, others)
+    known = None if key is None else current.known.switch(current.version.resource, key)
+    if known is not None and _switch(executable, *known).result is UpdateResult.SUCCESS:
+        found, route, reason = known[1], RebindRoute.WHOLE, "a graph of an earlier exchange"
+    else:
+        snapshot = current.snapshot()
+        found = repoint(snapshot, [Move(each.old, each.by) for each in wanted], others)
+        route, reason = _apply(executable, found, snapshot, key, reinstantiate)
     _warn_of_sharing(wanted, others)
-    total = sum(1 for _ in snapshot.walk())
-    route, reason = _apply(executable, found, total, reinstantiate)
     _swap_owners(executable, wanted)
     executable._exchanged([each.old for each in wanted])
     names_of = [each.old.name for each in wanted]
@@ -84,27 +91,80 @@ def rebind(
     return outcome
 
 
+def _key(
+    executable: RebindableExec, wanted: Sequence[Exchange], others: Sequence[Span]
+) -> Hashable | None:
+    """What an exchange depends on besides the version; None after changes of single nodes."""
+    if executable._current.changes():
+        return None
+    moves = tuple((each.old.start, each.old.size, each.by) for each in wanted)
+    return moves, tuple((span.start, span.size) for span in others)
+
+
+def _switch(executable: RebindableExec, version: KnownVersion, found: Repointing) -> RawUpdate:
+    """Updates to a graph of ours; what the driver said."""
+    answer = executable.driver.update_exec(executable.handle, version.resource.handle)
+    if answer.result is UpdateResult.SUCCESS:
+        made = executable._copy_of(version.resource)
+        executable._take_copy(made, found.params, version.snapshot)
+    return answer
+
+
 # ---- routes -----------------------------------------------------------------------------------
 
 
 def _apply(
-    executable: RebindableExec, found: Repointing, total: int, reinstantiate: bool
+    executable: RebindableExec,
+    found: Repointing,
+    snapshot: GraphSnapshot,
+    key: Hashable | None,
+    reinstantiate: bool,
 ) -> tuple[RebindRoute, str]:
-    count = len(found.params)
-    can_be_cloned = executable._current.can_be_cloned()
-    if not can_be_cloned:
+    """Hands the new parameters to the driver by the cheaper way that it takes."""
+    count, total = len(found.params), sum(1 for _ in snapshot.walk())
+    if not executable._current.can_be_cloned():
         _one_by_one(executable, found.params)
         return RebindRoute.PER_NODE, "CUDA clones no graph with conditional or memory nodes"
-    refusal: UpdateRefused | None = None
+    refused = ""
     if count * _WHOLE_FROM < total:
         try:
             _one_by_one(executable, found.params)
         except UpdateRefused as error:
-            refusal = error
+            refused = str(error)
         else:
-            share = f"{count} of {total} nodes is under a quarter"
-            return RebindRoute.PER_NODE, share
-    return _whole(executable, found.params, total, reinstantiate, refusal)
+            return RebindRoute.PER_NODE, f"{count} of {total} nodes is under a quarter"
+    current = executable._current
+    before, after = current.version.resource, with_params(snapshot, found.params)
+    known = None if key is None else current.known.find(after)
+    if known is None:
+        known = KnownVersion(executable._copy_with(found.params).resource, after)
+    answer = _switch(executable, known, found)
+    if answer.result is not UpdateResult.SUCCESS:
+        return _anew(executable, known, found, refused or _words(known, answer), reinstantiate)
+    if key is not None:
+        current.known.remember(before, key, known, found)
+    return RebindRoute.WHOLE, f"{count} of {total} nodes is a quarter or more"
+
+
+def _anew(
+    executable: RebindableExec,
+    version: KnownVersion,
+    found: Repointing,
+    refused: str,
+    reinstantiate: bool,
+) -> tuple[RebindRoute, str]:
+    if not reinstantiate:
+        raise UpdateRefused(f"rebind: nothing was changed: {refused}")
+    executable._take_anew(executable._copy_of(version.resource), found.params)
+    return RebindRoute.REINSTANTIATED, refused
+
+
+def _words(version: KnownVersion, answer: RawUpdate) -> str:
+    """The driver's refusal in words, with the node that it names."""
+    driver, handle = version.resource.driver, version.resource.handle
+    node = read(driver, handle).find(answer.node)
+    where = "" if node is None else f" at {node}"
+    return f"an update in place is refused ({answer.result.value}){where}"
 
 
 def _one_by_one(executable: RebindableExec, params: Mapping[NodeHandle, NodeParams]) -> None:
@@ -145,28 +205,6 @@ def _put_back(
         error.add_note(f"these nodes could not be put back and work on new buffers: {left}")
     else:
         error.add_note(f"{len(done)} nodes that were changed before have been put back")
-
-
-def _whole(
-    executable: RebindableExec,
-    params: Mapping[NodeHandle, NodeParams],
-    total: int,
-    reinstantiate: bool,
-    refusal: UpdateRefused | None,
-) -> tuple[RebindRoute, str]:
-    made = executable._copy_with(params)
-    answer = executable.driver.update_exec(executable.handle, made.handle)
-    if answer.result is UpdateResult.SUCCESS:
-        executable._take_copy(made, params)
-        return RebindRoute.WHOLE, f"{len(params)} of {total} nodes is a quarter or more"
-    why = str(refusal) if refusal else f"an update in place is refused ({answer.result.value})"
-    blamed = made.snapshot().find(answer.node)
-    if blamed is not None:
-        why += f" at {blamed}"
-    if not reinstantiate:
-        raise UpdateRefused(f"rebind: nothing was changed: {why}")
-    executable._take_anew(made, params)
-    return RebindRoute.REINSTANTIATED, why
 
 
 # ---- owners -----------------------------------------------------------------------------------

@@ -99,6 +99,14 @@ class NodeRecord:
     child: GraphSnapshot | None = None
     bodies: tuple[GraphSnapshot, ...] = ()
 
+    def with_params(self, params: NodeParams) -> NodeRecord:
+        """The same node with other parameters."""
+        # written out: dataclasses.replace costs several times as much, and graphs have many nodes
+        return NodeRecord(
+            self.index, self.handle, params, self.function, self.kernel, self.label, self.child,
+            self.bodies,
+        )  # fmt: skip
+
     @property
     def kind(self) -> NodeKind:
         return self.params.kind

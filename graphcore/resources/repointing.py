@@ -103,7 +103,7 @@ class _Search:
                 [self._argument(node, index, data) for index, data in enumerate(params.arguments)]
             )
             if arguments != params.arguments:
-                changed = replace(params, arguments=arguments)
+                changed = KernelParams(params.function, params.config, arguments)
         elif isinstance(params, MemcpyParams):
             changed = replace(
                 params,

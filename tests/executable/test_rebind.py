@@ -389,6 +389,41 @@ def test_under_a_quarter_of_the_nodes_goes_one_by_one(
     assert executable.graph.fingerprint().digest == expected.fingerprint().digest
 
 
+def test_going_back_and_forth_makes_no_new_graphs(bench: Bench) -> None:
+    x, y = bench.put([0.0] * 4), bench.put([0.0] * 4)
+    executable = graph_of(bench, bench.kernel_params(add_one, x, 4)).instantiate()
+    graphs, routes, reasons = set(), set(), []
+    for turn in range(8):
+        old, new = ((x, 16), (y, 16)) if turn % 2 == 0 else ((y, 16), (x, 16))
+        outcome = executable.rebind([(old, new)])
+        assert dict(outcome.words) == {"old 0": 1}
+        routes.add(outcome.route)
+        reasons.append(outcome.reason)
+        graphs.add(executable._version.resource.handle)
+        run(executable, bench)
+    assert (values(bench, x), values(bench, y)) == ([4.0] * 4, [4.0] * 4)
+    assert routes == {RebindRoute.WHOLE}
+    assert len(graphs) == 2
+    assert set(reasons[3:]) == {"a graph of an earlier exchange"}
+    # a change of a node in between is not forgotten, and comes back with its graph only
+    executable.set_params(0, {"n": 2})
+    executable.rebind([((x, 16), (y, 16))])
+    run(executable, bench)
+    assert values(bench, y) == [5.0, 5.0, 4.0, 4.0]
+    assert executable.snapshot().nodes[0].arguments[1].value == 2
+
+
+def test_many_buffers_in_turn_keep_a_few_graphs_only(bench: Bench) -> None:
+    buffers = [bench.put([0.0] * 4) for _ in range(9)]
+    executable = graph_of(bench, bench.kernel_params(add_one, buffers[0], 4)).instantiate()
+    for _ in range(2):
+        for old, new in zip(buffers, [*buffers[1:], buffers[0]], strict=True):
+            executable.rebind([((old, 16), (new, 16))])
+            run(executable, bench)
+    assert [values(bench, each) for each in buffers] == [[2.0] * 4] * 9
+    assert len(executable._current.known._made) <= 4
+
+
 def test_later_changes_and_rebinds_build_on_the_new_pointers(bench: Bench) -> None:
     x, y, z = (bench.put([0.0] * 4) for _ in range(3))
     graph = graph_of(bench, bench.kernel_params(fill_value, x, 1.0, 4))

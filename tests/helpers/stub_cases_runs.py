@@ -2,6 +2,7 @@
 
 import gc
 import logging
+import struct
 import sys
 import types
 
@@ -262,6 +263,28 @@ def a_bound_update_writes_new_bytes_and_new_shapes():
     raises("CUDA_ERROR_INVALID_VALUE", update, wrong)
     stub().stub_fail(b"cuGraphExecKernelNodeSetParams", 1)
     assert raises("CUDA_ERROR_INVALID_VALUE", update, params).node == node
+
+
+def a_bound_update_commits_its_block():
+    cuda = driver()
+    graph, loaded = cuda.create_graph(), function(cuda)
+    params = KernelParams(loaded, PLAIN, arguments())
+    node = cuda.add_node(graph, [], params)
+    executable = cuda.instantiate(graph)
+    update = cuda.bind_exec_kernel_update(executable, node, params)
+    assert update.arguments() == arguments()
+    struct.pack_into("=QQi4x", update.block, 0, 5, 6, 7)
+    assert exec_arguments(executable, 0) == arguments()
+    assert not update.commit()[0]
+    assert exec_arguments(executable, 0) == arguments(5, 6, 7)
+    update(KernelParams(loaded, PLAIN, arguments(8, 9, 10)))
+    assert update.arguments() == arguments(8, 9, 10)
+    stub().stub_fail(b"cuGraphExecKernelNodeSetParams", 1)
+    result = update.commit()
+    assert raises("CUDA_ERROR_INVALID_VALUE", update.refuse, result).node == node
+    stub().stub_fail(b"cuGraphExecKernelNodeSetParams", 1)
+    raises("CUDA_ERROR_INVALID_VALUE", update, KernelParams(loaded, PLAIN, arguments(1, 2, 3)))
+    assert update.arguments() == arguments(8, 9, 10)  # what the node has
 
 
 def closing_the_driver_leaves_what_it_made():
