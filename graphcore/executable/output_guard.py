@@ -23,7 +23,7 @@ from graphcore.errors import (
     OverwrittenOutputError,
 )
 from graphcore.executable.graph_exec import GraphExec, forget_bindings
-from graphcore.executable.runs import Runs
+from graphcore.executable.runs import Runs, now
 from graphcore.interop import current_stream
 from graphcore.interop.torch import MemoryPool
 from graphcore.resources.copying import copy_of
@@ -72,7 +72,7 @@ class OutputGuard:
         self._others: set[Runs] = set()
         runs.start_counting()
         self._run = runs.count if runs.has_run else 1
-        self._stamp = runs.stamp
+        self._stamp = runs.stamp or now()
         self._meet_others()
         self._meet_pool()
         forget_bindings(exec_.driver)  # bound launches do not count yet

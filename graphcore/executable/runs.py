@@ -21,8 +21,8 @@ class Runs:
     """The runs of one graph.
 
     ``count`` and ``stamp`` mean something while ``is_counting``: how many runs there were since
-    then, and when the newest one was, in a time of its own that all graphs share. ``stream`` is
-    where it went.
+    then, and when the newest one was by :func:`now`, 0 where there was none. ``stream`` is where it
+    went.
     """
 
     __slots__ = ("__weakref__", "count", "has_run", "is_counting", "stamp", "stream")
@@ -36,15 +36,18 @@ class Runs:
 
     def start_counting(self) -> None:
         """From the next binding on, launches count; what ran before is run 0."""
-        if not self.is_counting:
-            self.is_counting = True
-            self.stamp = next(_stamps)
+        self.is_counting = True
 
     def note(self, stream: StreamHandle) -> None:
         """One run more, on ``stream``."""
         self.count += 1
-        self.stamp = next(_stamps)
+        self.stamp = now()
         self.stream = stream
+
+
+def now() -> int:
+    """The time by which runs of all graphs are ordered: later than every run noted so far."""
+    return next(_stamps)
 
 
 def runs_of(own: Runs, owners: OwnerSet) -> tuple[Runs, ...]:

@@ -78,21 +78,27 @@ def variables(function: Any) -> Iterator[tuple[str, Slot, Any]]:
 
 
 class Walk:
-    """One walk through objects: each is met once, and there is an end to it."""
+    """One walk through objects: each is met once.
+
+    ``is_inside`` says that it is among the variables of a function: there it ends somewhere. What
+    was given to us is followed to its end.
+    """
 
     def __init__(self) -> None:
         self._met: set[int] = set()
+        self.depth = 0
+        self.is_inside = False
 
     def enters(self, obj: Any) -> bool:
         """Whether ``obj`` is met for the first time, and the walk is not too long by now."""
-        if id(obj) in self._met or len(self._met) >= _MOST_OBJECTS:
+        if id(obj) in self._met or (self.is_inside and len(self._met) >= _MOST_OBJECTS):
             return False
         self._met.add(id(obj))
         return True
 
-    def parts(self, obj: Any, label: str, depth: int) -> Iterator[tuple[str, Slot, Any]]:
+    def parts(self, obj: Any, label: str) -> Iterator[tuple[str, Slot, Any]]:
         """(label, slot, value) of what ``obj`` holds directly, unless that is too deep inside."""
-        if depth > _DEPTH:
+        if self.is_inside and self.depth > _DEPTH:
             return
         if isinstance(obj, Mapping):
             for key, value in obj.items():

@@ -113,17 +113,10 @@ def collect(obj: Any, label: str) -> Iterator[Owner]:
     Those inside lists, tuples, mappings and torch modules; of a function or a callable object the
     tensors in its variables, in what it is bound to, and in their parts ("function's x").
     """
-    yield from _collect(obj, label, None, _Walk())
+    yield from _collect(obj, label, None, Walk())
 
 
-class _Walk(Walk):
-    """A walk that knows whether it is among the variables of a function."""
-
-    depth = 0
-    is_inside = False
-
-
-def _collect(obj: Any, label: str, slot: Slot | None, walk: _Walk) -> Iterator[Owner]:
+def _collect(obj: Any, label: str, slot: Slot | None, walk: Walk) -> Iterator[Owner]:
     if is_tensor(obj):
         yield Owner(obj, label, slot=slot)
         return
@@ -140,7 +133,7 @@ def _collect(obj: Any, label: str, slot: Slot | None, walk: _Walk) -> Iterator[O
         yield from _inside(obj, label, walk)
 
 
-def _inside(obj: Any, label: str, walk: _Walk) -> Iterator[Owner]:
+def _inside(obj: Any, label: str, walk: Walk) -> Iterator[Owner]:
     """What a function works on, or an object that one of its variables holds."""
     outer, walk.is_inside = walk.is_inside, True
     for name, slot, value in variables(obj):
@@ -149,9 +142,9 @@ def _inside(obj: Any, label: str, walk: _Walk) -> Iterator[Owner]:
     walk.is_inside = outer
 
 
-def _parts(obj: Any, label: str, walk: _Walk) -> Iterator[Owner]:
+def _parts(obj: Any, label: str, walk: Walk) -> Iterator[Owner]:
     walk.depth += 1
-    for name, slot, value in walk.parts(obj, label, walk.depth):
+    for name, slot, value in walk.parts(obj, label):
         yield from _collect(value, name, slot, walk)
     walk.depth -= 1
 

@@ -50,7 +50,7 @@ class Watch:
             self._ref = self.record.tensor
             return
         self._object = _weakly(obj)
-        self._memory = _weakly(memory_of(obj, ref))
+        self._memory = _weakly(life_of(memory_of(obj, ref)))
 
     @property
     def extent(self) -> tuple[int, int]:
@@ -101,6 +101,20 @@ def _plain(name: str, obj: tuple[Any, ...], driver: Driver) -> TensorRef:
     kind = "cpu" if driver.is_emulated else "cuda"
     device = 0 if driver.is_emulated else driver.device
     return TensorRef(address, (size,), (1,), "uint8", 1, kind, device)  # type: ignore[arg-type]
+
+
+class _Life:
+    """What dies with the object in whose attributes it is."""
+
+
+def life_of(memory: object) -> object:
+    """An object that can be held weakly and dies when ``memory`` does; ``memory`` itself if it can.
+
+    CuPy's pieces of a pool cannot be held weakly, but they have attributes.
+    """
+    if type(memory).__weakrefoffset__ or not hasattr(memory, "__dict__"):
+        return memory
+    return memory.__dict__.setdefault("_graphcore_life", _Life())
 
 
 def _weakly(obj: object) -> weakref.ref[Any] | None:

@@ -151,6 +151,21 @@ def test_two_graphs_over_one_tensor_know_of_each_other(bench: Bench) -> None:
     assert not first.latest().is_overwritten
 
 
+def test_a_guard_of_another_graph_is_no_run_of_it(bench: Bench) -> None:
+    buffer = Buffer.allocate(4, driver=bench.driver)
+    one, two = (adding(bench, buffer.address).instantiate() for _ in range(2))
+    replay(two, bench.stream)
+    replay(one, bench.stream)
+    first = OutputGuard(one, buffer)
+    OutputGuard(two, buffer)
+    second = OutputGuard(two, buffer)
+    assert first.get() is buffer
+    assert second.get() is buffer, "which of the two ran last was not counted"
+    replay(two, bench.stream)
+    assert first.is_overwritten
+    assert second.is_overwritten
+
+
 def test_an_embedded_launch_is_a_run_whenever_the_graph_around_it_runs(bench: Bench) -> None:
     buffer = Buffer.allocate(4, driver=bench.driver)
     inner = adding(bench, buffer.address).instantiate()

@@ -17,7 +17,7 @@ from graphcore.driver import Driver
 from graphcore.driver.emulated import EmulatedDriver
 from graphcore.resources.buffer import Buffer
 from graphcore.resources.tensors import describe
-from graphcore.resources.watching import Alarm, Watch, watch_all
+from graphcore.resources.watching import Alarm, Watch, life_of, watch_all
 
 
 def heard(*watches: Watch) -> tuple[Alarm, list[int]]:
@@ -146,6 +146,46 @@ def test_what_cannot_be_held_weakly_is_told_by_its_allocation() -> None:
     stale = watch.stale(driver)
     assert stale is not None
     assert stale.field == "memory"
+
+
+def test_what_has_attributes_but_no_weak_references_is_heard_all_the_same() -> None:
+    class Chunk:  # as CuPy's pieces of a pool are
+        __slots__ = ("__dict__",)
+
+    chunk = Chunk()
+    with pytest.raises(TypeError):
+        weakref.ref(chunk)
+    life = weakref.ref(life_of(chunk))
+    assert life() is life_of(chunk)
+    del chunk
+    gc.collect()
+    assert life() is None
+    itself = EmulatedDriver()
+    assert life_of(itself) is itself
+    assert life_of(3) == 3
+
+
+@pytest.mark.gpu
+def test_a_cupy_array_given_back_to_its_pool_is_heard_and_told(graphcore_driver: Driver) -> None:
+    if graphcore_driver.is_emulated:
+        pytest.skip("CuPy has no memory on the emulated driver")
+    cupy = pytest.importorskip("cupy")
+    with cupy.cuda.Device(graphcore_driver.device):
+        x = cupy.ones(64, "float32")
+        view = x[8:]
+        watch = Watch("x", x, graphcore_driver)
+        _alarm, rung = heard(watch)
+        del x
+        gc.collect()
+        assert watch.stale(graphcore_driver) is None, "a view holds the chunk"
+        del view
+        gc.collect()
+        again = cupy.ones(64, "float32")  # the pool gives out the same chunk
+        assert rung == [1]
+        stale = watch.stale(graphcore_driver)
+        assert stale is not None
+        assert stale.actual == "memory that its owner has let go"
+        del again
 
 
 def test_a_closed_alarm_hears_nothing(graphcore_driver: Driver) -> None:
