@@ -43,14 +43,14 @@ class ArgumentShapes:
     """The arguments of each function met; for one pass over a snapshot, which must be kept."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[int, int, tuple[int, ...]], tuple[ArgumentShape, ...]] = {}
+        self._known: dict[tuple[int, int, int], tuple[ArgumentShape, ...]] = {}
 
     def of(self, node: NodeRecord) -> tuple[ArgumentShape, ...]:
         """The arguments of a kernel node, in order."""
         params = node.params
         assert isinstance(params, KernelParams)
         # by identity: a reading shares what nodes of one function have in common
-        key = (id(node.function), id(node.kernel), tuple(map(len, params.arguments)))
+        key = (id(node.function), id(node.kernel), len(params.arguments))
         known = self._known.get(key)
         if known is None:
             known = self._known[key] = tuple(_shapes(node))

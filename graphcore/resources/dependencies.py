@@ -123,37 +123,34 @@ class _Writer:
         for owner in owned:
             what = (self._pointer(owner.address), owner.nbytes, owner.dtype)
             values.append((f"owner {owner.label!r}", what))
-        yield Group(f"graph {prefix}".strip(), prefix, None, tuple(values)), self._text(values)
+        yield Group(prefix, None, "", tuple(values)), self._text(values)
         needs = _dependencies(snapshot)
         for node in snapshot.nodes:
-            kind, name = node.kind.value, ""
-            values = [("kind", kind), ("dependencies", needs[node.index])]
-            text = f"{kind}{needs[node.index]!r}"
-            if isinstance(node.params, KernelParams):
-                function, config = self._function(node), self._config(node.params.config)
-                arguments, words = self._arguments(node, node.params)
-                values += (*function.values, *config.values, *arguments)
-                text += function.text + config.text + words
-                name = function.short_name
+            params, kind, index = node.params, node.kind.value, node.index
+            need = needs[index]
+            values = [("kind", kind), ("dependencies", need)]
+            if isinstance(params, KernelParams):
+                function, config = self._function(node), self._config(params.config)
+                words = self._arguments(node, params, values)
+                shared = (function.values, config.values)
+                text = f"{kind}{need!r}{function.text}{config.text}{words}"
+                yield Group(prefix, index, function.short_name, tuple(values), shared), text
             else:
-                values += self._node(node.params)
-                text += self._text(values)
-                name = node.short_name
-            where = f"node {prefix}{node.index} ({kind} {name})"
-            yield Group(where, prefix, node.index, tuple(values)), text
+                values += self._node(params)
+                yield Group(prefix, index, node.short_name, tuple(values)), self._text(values)
             for number, inner in enumerate(node.inner):
                 yield from self.graph(inner, f"{prefix}{node.index}.{number}.")
 
     def _node(self, params: NodeParams) -> Iterator[Named]:
         if isinstance(params, MemcpyParams):
             for side, operand in (("dst", params.dst), ("src", params.src)):
-                yield from self._operand(side, operand.address)
+                yield from self._address(side, operand.address)
                 yield f"{side}.memory", operand.memory.value
                 yield f"{side}.pitch", operand.pitch
                 yield f"{side}.rows", operand.rows
             yield from _named(params, "width", "height", "depth")
         elif isinstance(params, MemsetParams):
-            yield from self._operand("address", params.address)
+            yield from self._address("address", params.address)
             yield from _named(params, "value", "element_size", "width", "height", "pitch")
         elif isinstance(params, HostParams):
             yield "callback", self._callback(params)
@@ -169,9 +166,8 @@ class _Writer:
 
     # ---- kernels -------------------------------------------------------------------------------
 
-    def _arguments(self, node: NodeRecord, params: KernelParams) -> tuple[list[Named], str]:
-        """The arguments' fields and their text."""
-        values: list[Named] = []
+    def _arguments(self, node: NodeRecord, params: KernelParams, values: list[Named]) -> str:
+        """Adds the arguments' fields to ``values``; their text."""
         parts: list[object] = []
         counts_all = self._counts_foreign_structures or node.kernel is not None
         for shape, data in zip(self._shapes.of(node), params.arguments, strict=True):
@@ -184,10 +180,8 @@ class _Writer:
                 values.append((shape.field, value))
                 parts.append(self._words(value))
             else:
-                operand = self._operand(shape.field, int.from_bytes(data, "little"), data)
-                values += operand
-                parts += [self._words(value) for _, value in operand]
-        return values, repr(parts)
+                parts.append(self._operand(shape.field, values, data))
+        return repr(parts)
 
     def _function(self, node: NodeRecord) -> _Shared:
         info, kernel = node.function, node.kernel
@@ -237,17 +231,38 @@ class _Writer:
             return f"({','.join(map(self._words, value))})"
         return repr(value)
 
-    def _operand(self, name: str, address: int, data: bytes | None = None) -> list[Named]:
-        """A pointer that is one for sure: where it points, and which piece of a pool that is."""
+    def _operand(self, name: str, values: list[Named], data: bytes) -> str:
+        """Adds an address that is one for sure: where it points, and which piece of a pool.
+
+        Returns the text of what was added.
+        """
+        address = int.from_bytes(data, "little")
         place = self._places.get(address) or self._place(address)
         if place is None:
-            return [(name, address if data is None else data)]
-        if self._blocks is not None and place.allocation is not None:
-            block = self._blocks.find(address)
-            if block is not None and block.is_live:
-                piece = (block.address - place.allocation.base, block.requested)
-                return [(name, place), (f"{name} piece", piece)]
-        return [(name, place)]
+            values.append((name, data))
+            return data.hex()
+        values.append((name, place))
+        piece = None if self._blocks is None else self._piece(self._blocks, address, place)
+        if piece is None:
+            return self._texts[id(place)]
+        values.append((f"{name} piece", piece))
+        return f"{self._texts[id(place)]}{piece}"
+
+    def _address(self, name: str, address: int) -> Iterator[Named]:
+        """An operand of a copy or fill: where it points, and which piece of a pool that is."""
+        place = self._place(address)
+        yield name, address if place is None else place
+        if place is not None and self._blocks is not None:
+            piece = self._piece(self._blocks, address, place)
+            if piece is not None:
+                yield f"{name} piece", piece
+
+    def _piece(self, blocks: Blocks, address: int, place: Place) -> Value:
+        """(start in its allocation, bytes asked for) of the live piece around an address."""
+        block = blocks.find(address) if place.allocation is not None else None
+        if block is None or not block.is_live or place.allocation is None:
+            return None
+        return block.address - place.allocation.base, block.requested
 
     def _pointer(self, address: int) -> Value:
         place = self._place(address)

@@ -6,6 +6,7 @@ Handles are left out or counted by first appearance; pointers become the place t
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from graphcore.resources.addresses import Place
 
@@ -43,21 +44,35 @@ class Field:
         return f"{self.where}: {self.field} = {words_of(self.value)}"
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
-    """The fields of one node, or of a graph itself.
+class Group(NamedTuple):
+    """The fields of one node, or of a graph itself; light, because there is one for each node.
 
     Args:
-        where: "node 5 (kernel add)", "graph".
         level: The graph it lies in: "" for the whole, "10.0." for the first one inside node 10.
         index: Of the node; None for the graph itself.
-        values: (field, value), in order.
+        name: What the node is called.
+        own: (field, value) that it does not share.
+        shared: Those it has in common with others, of the same function or launch shape.
     """
 
-    where: str
     level: str
     index: int | None
-    values: tuple[Named, ...]
+    name: str
+    own: tuple[Named, ...]
+    shared: tuple[tuple[Named, ...], ...] = ()
+
+    @property
+    def values(self) -> tuple[Named, ...]:
+        """(field, value) of all, those that tell most first."""
+        head, rest = self.own[:2], self.own[2:]
+        return (*head, *(pair for pairs in self.shared for pair in pairs), *rest)
+
+    @property
+    def where(self) -> str:
+        """In words: "node 5 (kernel add)", or "graph"."""
+        if self.index is None:
+            return f"graph {self.level}".strip()
+        return f"node {self.level}{self.index} ({words_of(self.own[0][1])} {self.name})"
 
 
 def words_of(value: Value) -> str:

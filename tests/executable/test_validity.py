@@ -378,3 +378,38 @@ def test_a_buffer_given_to_a_node_rings_when_it_is_closed(bench: Bench) -> None:
     buffer.close()
     with pytest.raises(StaleGraphError, match=r"memory: .*closed"):
         executable.launch(bench.stream)
+
+
+# ---- graphs of other libraries ------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+def test_a_graph_that_torch_captured_is_checked_like_ours(graphcore_driver: Driver) -> None:
+    if graphcore_driver.is_emulated:
+        pytest.skip("torch captures graphs of its own on a device only")
+    x, out = filled(graphcore_driver, 1.0), filled(graphcore_driver, 0.0)
+    torch.add(x, 1, out=out)
+    torch.cuda.synchronize()
+    captured = torch.cuda.CUDAGraph(keep_graph=True)
+    with torch.cuda.graph(captured):
+        torch.add(x * 2, 1, out=out)
+    graph = Graph.adopt(captured, graphcore_driver)
+    graph.watch({"input": x})
+    executable = graph.instantiate(guard="full")
+    assert executable.check() == [], "memory of its private pool is its own"
+    replay(executable)
+    assert out.tolist() == [3.0] * 4
+    del x
+    gc.collect()
+    with pytest.raises(StaleGraphError, match="input: memory"):
+        executable.launch()
+
+
+def test_a_borrowed_graph_is_checked_like_our_own(bench: Bench) -> None:
+    address = bench.driver.alloc(64)
+    handle = build(bench, (Step(bench.kernel_params(add_one, address, 4)),))
+    executable = Graph.adopt(int(handle), bench.driver).instantiate(guard="full")
+    assert executable.check() == []
+    bench.driver.free(address)
+    with pytest.raises(StaleGraphError, match=f"allocation {address:#x}"):
+        executable.launch(bench.stream)

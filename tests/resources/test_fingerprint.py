@@ -9,7 +9,7 @@ from typing import Any
 from unittest.mock import create_autospec
 
 import pytest
-from helpers.contract import Bench
+from helpers.contract import Bench, copy_1d
 from helpers.kernels import ONE_BLOCK, add_one, axpy
 from helpers.snapshots import kernel_node, node, snapshot
 
@@ -37,6 +37,7 @@ from graphcore.driver.records import (
 )
 from graphcore.graph import GraphSnapshot, NodeRecord, read
 from graphcore.resources.fingerprint import fingerprint
+from graphcore.resources.pools import Block, Blocks
 
 X, Y = 0x7F0000000000, 0x7F0000100000
 NAMES = {"x": (X, 4096), "y": (Y, 4096)}
@@ -469,3 +470,35 @@ def test_a_name_counts_before_the_graphs_own_memory() -> None:
         str(field) for field in fingerprint(graph, {"x": (X, 64)}, private=[(X, 4096)]).fields
     }
     assert "node 0 (kernel work): argument 0 = x + 8 bytes" in fields
+
+
+def test_the_piece_of_a_pool_that_a_pointer_lies_in_counts(bench: Bench) -> None:
+    x = bench.alloc(4096)
+
+    class Pooled(Captured):
+        blocks: Blocks | None = None
+
+        def pool_blocks(self) -> Blocks | None:
+            return self.blocks
+
+    def step() -> None:
+        bench.launch(add_one, x + 512, 16)
+        bench.driver.copy(copy_1d(x + 512, x, 16), bench.stream.handle)
+
+    graph = Pooled(bench, step)
+    words = []
+    for block in (
+        None,
+        Block(x + 512, 512, 64, is_live=True),
+        Block(x + 512, 512, 80, is_live=True),
+    ):
+        graph.blocks = None if block is None else Blocks([block])
+        words.append(fingerprint(graph))
+    without, one, two = words
+    assert one.compare(two) == [
+        "node 0 (kernel add_one): argument 0 piece was (512, 64), is (512, 80)",
+        "node 1 (memcpy memcpy): dst piece was (512, 64), is (512, 80)",
+    ]
+    assert "node 0 (kernel add_one): argument 0 piece is new: (512, 64)" in without.compare(one)
+    graph.blocks = Blocks([Block(x + 512, 512, 64, is_live=False)])
+    assert fingerprint(graph) == without
