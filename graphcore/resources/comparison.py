@@ -57,7 +57,7 @@ class _Comparison:
     def _inner(self, node: Group, other: Group) -> Iterator[str]:
         number = 0
         while True:
-            ours, theirs = (f"{each.level}{each.index}.{number}." for each in (node, other))
+            ours, theirs = (f"{each.level}{each.position}.{number}." for each in (node, other))
             is_there = ours in self._old, theirs in self._new
             if is_there == (True, True):
                 yield from self.level(ours, theirs)

@@ -70,7 +70,7 @@ def dependencies(snapshot: GraphSnapshot, around: Surroundings) -> tuple[tuple[G
     digest = blake2b(digest_size=16)
     for group, text in _Writer(snapshot, around).graph(snapshot, "", tuple(around.owned)):
         groups.append(group)
-        digest.update(f"{group.level}{group.index}:{text}\n".encode())
+        digest.update(f"{group.level}{group.position}:{text}\n".encode())
     return tuple(groups), digest.hexdigest()
 
 
@@ -246,7 +246,7 @@ class _Writer:
         if piece is None:
             return self._texts[id(place)]
         values.append((f"{name} piece", piece))
-        return f"{self._texts[id(place)]}{piece}"
+        return f"{self._texts[id(place)]}{piece!r}"
 
     def _address(self, name: str, address: int) -> Iterator[Named]:
         """An operand of a copy or fill: where it points, and which piece of a pool that is."""

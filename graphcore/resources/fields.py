@@ -49,14 +49,14 @@ class Group(NamedTuple):
 
     Args:
         level: The graph it lies in: "" for the whole, "10.0." for the first one inside node 10.
-        index: Of the node; None for the graph itself.
+        position: Of the node; None for the graph itself.
         name: What the node is called.
         own: (field, value) that it does not share.
         shared: Those it has in common with others, of the same function or launch shape.
     """
 
     level: str
-    index: int | None
+    position: int | None
     name: str
     own: tuple[Named, ...]
     shared: tuple[tuple[Named, ...], ...] = ()
@@ -70,9 +70,9 @@ class Group(NamedTuple):
     @property
     def where(self) -> str:
         """In words: "node 5 (kernel add)", or "graph"."""
-        if self.index is None:
+        if self.position is None:
             return f"graph {self.level}".strip()
-        return f"node {self.level}{self.index} ({words_of(self.own[0][1])} {self.name})"
+        return f"node {self.level}{self.position} ({words_of(self.own[0][1])} {self.name})"
 
 
 def words_of(value: Value) -> str:
