@@ -453,7 +453,9 @@ with torch.cuda.graph(inner):
 outcome(inner.replay, lambda: True)
 """)
     assert said["kind"] == "CaptureError"
-    assert "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED" in said["error"]
+    # torch may stumble before the launch, over what it copies for its generators
+    reasons = ("CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", "torch does not allow this call")
+    assert any(reason in said["error"] for reason in reasons), said
     assert said["usable"]
 
 

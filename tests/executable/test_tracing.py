@@ -47,7 +47,10 @@ def graph(bench: Bench) -> Graph:
 def test_every_kernel_is_timed_once_a_replay(graph: Graph) -> None:
     with graph.instantiate() as executable:
         profile = graphcore.trace_replays(executable, replays=3)
-    kernels = [row for row in profile.rows if row.name not in ("memset", "memcpy")]
+    # a device may run a kernel of CUDA's own, such as memcpy32_post, beside those of the nodes
+    strangers = [row.name for row in profile.rows if row.node is None]
+    assert strangers in ([], ["memcpy32_post"])
+    kernels = [row for row in profile.rows if row.node and row.name not in ("memset", "memcpy")]
     assert [(row.where, row.name, row.label, row.runs) for row in kernels] == [
         ("0", "add_one", "first", 3),
         ("1", "scale", "first", 3),

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from graphcore.driver.codes import cuda_error
-from graphcore.driver.cuda.check import ask, check, error_of
+from graphcore.driver.cuda.check import ask, check, code_name, error_of
 from graphcore.driver.cuda.context import LAST_NAMED_STREAM, in_context
 from graphcore.driver.cuda.copies import to_memcpy, to_memset
 from graphcore.driver.cuda.nodes import NodeCalls, fill_kernel_node
@@ -65,7 +65,7 @@ class ExecutableCalls(NodeCalls):
                 answer[0],
                 "cuGraphInstantiateWithParams",
                 node=int(params.hErrNode_out) or None,
-                hint=_instantiate_hint(params.result_out),
+                hint=_instantiate_hint(answer[0], params.result_out),
             )
         return ExecHandle(int(answer[1]))
 
@@ -82,14 +82,19 @@ class ExecutableCalls(NodeCalls):
 
         Where CuPy is loaded its launch call is bound, about 0.2 us cheaper; a failure of it raises
         CuPy's own error, which :meth:`raise_launch` takes as well as a result. A default stream
-        (handles 0 to 2) means that of the context current at the launch.
+        (handles 0 to 2) belongs to the context current at the launch: this driver's is made so.
         """
         cupy_launch = _loaded_cupy_launch()
         if cupy_launch is not None and stream > LAST_NAMED_STREAM:
             return functools.partial(cupy_launch, int(executable), int(stream))
-        return functools.partial(
-            cuda.cuGraphLaunch, cuda.CUgraphExec(executable), cuda.CUstream(stream)
-        )
+        handles = cuda.CUgraphExec(executable), cuda.CUstream(stream)
+        if stream > LAST_NAMED_STREAM:
+            return functools.partial(cuda.cuGraphLaunch, *handles)
+        return functools.partial(self._launch_here, *handles)
+
+    @in_context
+    def _launch_here(self, executable: Any, stream: Any) -> object:
+        return cuda.cuGraphLaunch(executable, stream)
 
     def raise_launch(self, result: object) -> None:
         """Raises the CudaError of a bound launch: its result, or the exception it raised."""
@@ -208,7 +213,9 @@ class BoundKernelUpdate(KernelUpdate):
             fill_kernel_node(self._built, params)
 
 
-def _instantiate_hint(result: Any) -> str:
+def _instantiate_hint(code: Any, result: Any) -> str | None:
+    if "CAPTURE" in code_name(code):
+        return None  # a capture under way is the reason, and has a hint of its own
     name = str(getattr(result, "name", result)).removeprefix("CUDA_GRAPH_INSTANTIATE_")
     return f"instantiation result {name}"
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 
 import numpy
 import pytest
-from helpers.contract import Bench, copy_1d, copy_2d, covers, fill_1d, refused
+from helpers.contract import Bench, copy_1d, copy_2d, covers, fill_1d, in_thread, refused
 from helpers.kernels import add_one, fill_value, scale, write_cluster_size, write_shape
 
+from graphcore.driver import LEGACY_STREAM
 from graphcore.driver.records import (
     ChildParams,
     EmptyParams,
@@ -50,6 +51,19 @@ def test_launches_of_one_executable_follow_each_other(bench: Bench) -> None:
         bench.driver.launch_graph(executable, other.handle)
     bench.driver.synchronize()
     assert bench.get(x, 1) == [20]
+
+
+@covers("bind_launch")
+def test_a_launch_bound_to_the_legacy_stream_works_on_a_thread_that_never_used_the_driver(
+    bench: Bench,
+) -> None:
+    x = bench.put([1])
+    graph = bench.new_graph()
+    bench.add_kernel(graph, add_one, x, 1)
+    launch = bench.driver.bind_launch(bench.instantiate(graph), LEGACY_STREAM)
+    result = in_thread(launch)
+    assert not result or not result[0]
+    assert bench.get(x, 1) == [2]
 
 
 @covers("bind_launch", "raise_launch")
