@@ -66,7 +66,8 @@ class Difference:
 
 CLUSTER_RULE = "the driver accepts another cluster size and keeps the old one"
 COOPERATIVE_RULE = (
-    "the driver accepts another function for a cooperative kernel and keeps the old one"
+    "the driver accepts another function for a cooperative kernel of the same arguments and keeps "
+    "the old one"
 )
 
 _REFUSED = UpdateResult.PARAMETERS_CHANGED
@@ -293,6 +294,7 @@ def _trap(before: NodeParams, after: NodeParams) -> Difference | None:
     was, now = before.config.cluster, after.config.cluster
     if was != now:
         return Difference(accepted, "cluster", CLUSTER_RULE, before=was, after=now)
-    if before.config.cooperative and before.function != after.function:
+    is_other = before.function != after.function and before.arguments == after.arguments
+    if before.config.cooperative and is_other:
         return Difference(accepted, "function", COOPERATIVE_RULE)
     return None

@@ -408,23 +408,26 @@ def cooperative(bench: Bench, x: int, kernel: Kernel, *arguments: object) -> Gra
 def test_another_function_of_a_cooperative_kernel_gives_right_results(
     bench: Bench, is_launched: bool
 ) -> None:
-    x = bench.put([3.0] * 4)
-    executable = cooperative(bench, x, fill_value, 1.0, 4).instantiate()
+    x, threes = bench.alloc(16), bench.driver.read(bench.put([3.0] * 4), 16)
+    executable = cooperative(bench, x, fill_value, 2.0, 4).instantiate()
     if is_launched:
         replay(executable, bench.stream)
-        assert bench.get(x, 4) == [1.0] * 4
-    bench.driver.write(x, bench.driver.read(bench.put([3.0] * 4), 16))
+        assert bench.get(x, 4) == [2.0] * 4
+    # the arguments are the same: the driver would keep the function
     outcome = executable.update(cooperative(bench, x, scale, 2.0, 4))
     assert outcome.status is UpdateStatus.REINSTANTIATED
     assert (outcome.field, outcome.named_by, outcome.result) == ("function", "graphcore", None)
     assert "keeps the old one" in outcome.reason
+    bench.driver.write(x, threes)
     replay(executable, bench.stream)
     assert bench.get(x, 4) == [6.0] * 4
-    # the same function with other arguments is taken in place
-    outcome = executable.update(cooperative(bench, x, scale, 0.5, 4))
-    assert outcome.status is UpdateStatus.UPDATED
-    replay(executable, bench.stream)
-    assert bench.get(x, 4) == [3.0] * 4
+    # other arguments are taken in place, with another function too
+    for kernel, value, result in ((scale, 0.5, 1.5), (fill_value, 7.0, 7.0)):
+        outcome = executable.update(cooperative(bench, x, kernel, value, 4))
+        assert outcome.status is UpdateStatus.UPDATED
+        bench.driver.write(x, threes)
+        replay(executable, bench.stream)
+        assert bench.get(x, 4) == [result] * 4
 
 
 def test_another_function_of_a_cooperative_kernel_in_the_graph_itself_is_found(

@@ -234,17 +234,22 @@ def merged(old: Payload, new: Payload, *, is_uploaded: bool = True) -> Payload:
     """What an executable's node does after an accepted change.
 
     Embedded graphs stay: their nodes are changed one by one. A launched or uploaded executable also
-    keeps, though CUDA accepts others, a kernel's cluster dimension and what a cooperative kernel
-    does where its function would change; a new one keeps its clusters only against none at all.
+    keeps, though CUDA accepts others, a kernel's cluster dimension, and the function of a
+    cooperative kernel where nothing else about it changes; a new one keeps its clusters only
+    against none at all.
     """
     params = new.params
     if isinstance(params, KernelParams) and isinstance(old.params, KernelParams):
-        if is_uploaded and old.params.config.cooperative and new.function is not old.function:
+        if is_uploaded and old.params.config.cooperative and _only_function(old.params, params):
             return old
         is_kept = is_uploaded or params.config.cluster == NO_CLUSTER
         cluster = old.params.config.cluster if is_kept else params.config.cluster
         params = replace(params, config=replace(params.config, cluster=cluster))
     return replace(new, params=params, child=old.child, bodies=old.bodies)
+
+
+def _only_function(before: KernelParams, after: KernelParams) -> bool:
+    return before != after and replace(after, function=before.function) == before
 
 
 # ---- one node of an executable --------------------------------------------------------------
