@@ -8,6 +8,7 @@ addresses point into (the footprint). The footprint is read once, when a full gu
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 
 from graphcore.driver.records import NodeHandle, NodeParams
@@ -18,8 +19,8 @@ from graphcore.graph.snapshot import GraphSnapshot
 from graphcore.interop.torch import MemoryPool
 from graphcore.interop.torch_memory import blocks_of
 from graphcore.resources.buffer import Buffer
-from graphcore.resources.footprint import Footprint, find_changed, record
-from graphcore.resources.lifetime import OwnerSet
+from graphcore.resources.footprint import Footprint, find_changed, record, touches
+from graphcore.resources.lifetime import Owner, OwnerSet
 from graphcore.resources.pools import Blocks
 from graphcore.resources.spans import Span, extent
 from graphcore.resources.staleness import StaleResource, find_replaced, find_stale
@@ -75,6 +76,8 @@ class Validity:
         """
         driver = self._resource.driver
         found = find_stale(owners, driver)
+        if found and current.changes():  # it may be that no node works on it any more
+            found = find_stale(_used(owners, current.snapshot()), driver)
         watched = (watch.stale(driver) for watch in self._watches)
         found += [stale for stale in watched if stale is not None]
         if everything or self._footprint is not None:
@@ -160,3 +163,17 @@ def _kept(owners: OwnerSet) -> Iterator[tuple[int, int]]:
     for owner in owners:
         if owner.record is not None:
             yield extent(owner.label, owner.record.tensor)
+
+
+def _used(owners: OwnerSet, snapshot: GraphSnapshot) -> OwnerSet:
+    """The owners that a node may point into."""
+    addresses = sorted({touch.address for touch in touches(snapshot)})
+
+    def is_used(owner: Owner) -> bool:
+        if owner.record is None:
+            return True
+        start, size = extent(owner.label, owner.record.tensor)
+        index = bisect_left(addresses, start)
+        return index < len(addresses) and addresses[index] < start + size
+
+    return OwnerSet(filter(is_used, owners))

@@ -49,6 +49,7 @@ from graphcore.driver.records import (
     NodeParams,
 )
 from graphcore.resources.buffer import Buffer
+from graphcore.resources.lifetime import OwnerSet
 
 
 def graph_of(bench: Bench, *steps: Any) -> Graph:
@@ -268,6 +269,21 @@ def test_a_refused_update_after_changes_is_explained_from_what_runs_now(bench: B
     outcome = executable.update(graph_of(bench, rows), reinstantiate=False)
     assert outcome.status is UpdateStatus.REFUSED
     assert outcome.field == "height"
+
+
+def test_what_no_node_works_on_any_more_cannot_make_the_graph_stale(bench: Bench) -> None:
+    x, y = filled(bench.driver, 0.0), filled(bench.driver, 0.0)
+    steps = [bench.kernel_params(fill_value, x.data_ptr(), 1.0, 4) for _ in range(2)]
+    handle = build(bench, tuple(map(Step, steps)))
+    owners = OwnerSet().with_(x, label="x")
+    executable = Graph(bench.driver, handle, owners=owners, owned=False).instantiate(guard="full")
+    executable.set_params(0, {"x": y})
+    x.data = filled(bench.driver, 5.0)
+    assert [stale.label for stale in executable.check()] == ["x"]  # node 1 still writes there
+    executable.set_params(1, {"x": y})
+    assert executable.check() == []
+    replay(executable, bench.stream)
+    assert y.tolist() == [1.0] * 4
 
 
 # ---- prepared changes ---------------------------------------------------------------------------
