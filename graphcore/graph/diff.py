@@ -23,7 +23,7 @@ from graphcore.driver.records import (
 )
 from graphcore.graph.alignment import align
 from graphcore.graph.nodes import NodeRecord, words_of
-from graphcore.graph.prediction import Difference, first_difference, trap_differences
+from graphcore.graph.prediction import Difference, first_difference, predict, trap_differences
 from graphcore.graph.snapshot import GraphSnapshot, checked_notes, snapshot_of
 from graphcore.graph.topology import TopologyChange, topology_changes
 
@@ -199,14 +199,15 @@ def diff(a: GraphSnapshot | HasSnapshot, b: GraphSnapshot | HasSnapshot) -> Grap
         edge for key, edge in old_edges.items() if None not in key and key not in new_edges
     )
     added_edges = tuple(edge for key, edge in new_edges.items() if key not in old_edges)
+    refusal, traps = predict(old, new)
     return GraphDiff(
         tuple(changed),
         removed,
         added,
         removed_edges,
         added_edges,
-        first_difference(old, new),
-        tuple(trap_differences(old, new)),
+        refusal,
+        tuple(traps),
         topology_changes(old, new, (removed, added), (removed_edges, added_edges)),
         old,
         new,

@@ -90,9 +90,13 @@ def trap_differences(old: GraphSnapshot, new: GraphSnapshot) -> list[Difference]
     Changed cluster sizes, and other functions of cooperative kernels, of an executable that was
     launched or uploaded; whether it was is not asked. Empty where the update is refused anyway.
     """
-    if first_difference(old, new) is not None:
-        return []
-    return list(_traps(old, new, ()))
+    return predict(old, new)[1]
+
+
+def predict(old: GraphSnapshot, new: GraphSnapshot) -> tuple[Difference | None, list[Difference]]:
+    """:func:`first_difference` and :func:`trap_differences` together."""
+    refusal = first_difference(old, new)
+    return refusal, [] if refusal is not None else list(_traps(old, new, ()))
 
 
 Owned = tuple[OwnedMemory, OwnedMemory]

@@ -28,6 +28,7 @@ from graphcore.driver.records import (
     FreeParams,
     KernelParams,
     LaunchConfig,
+    MemsetParams,
     NodeParams,
     UpdateResult,
 )
@@ -200,21 +201,20 @@ def test_a_second_executable_of_a_graph_that_owns_memory_is_refused_before(bench
 def test_a_conditional_graph_that_was_instantiated_is_not_built_again(bench: Bench) -> None:
     x = bench.alloc(16)
 
-    def choosing(**config: Any) -> Graph:
+    def choosing(height: int) -> Graph:
         graph = bench.new_graph()
         _, _, bodies = bench.add_conditional(graph, "if", default=1)
-        shape = LaunchConfig((1, 1, 1), (32, 1, 1), **config)
-        bench.add_kernel(bodies[0], fill_value, x, 3.0, 4, config=shape)
+        bench.add(bodies[0], MemsetParams(x, 7, 1, 2, height=height, pitch=4))
         return Graph(bench.driver, graph, owned=False)
 
-    executable, other = choosing().instantiate(), choosing(cooperative=True)
+    executable, other = choosing(2).instantiate(), choosing(3)
     kept = other.instantiate()
     outcome = executable.update(other)
     assert outcome.status is UpdateStatus.REFUSED
-    assert outcome.field == "cooperative"
+    assert outcome.field == "height"
     assert "CUDA allows once" in outcome.reason
     replay(executable, bench.stream)
-    assert bench.get(x, 4) == [3.0] * 4
+    assert bench.get(x, 12, "uint8") == [7, 7, 255, 255] * 2 + [255] * 4
     kept.close()
 
 
