@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Sequence
 from textwrap import wrap
 
@@ -13,7 +14,6 @@ from graphcore.drawing.model import (
     edge_count,
     kind_counts,
     node_count,
-    truncate,
 )
 
 _GAP = "  "
@@ -47,8 +47,8 @@ def table(drawing: Drawing, *, width: int = 100, full: bool = False) -> str:
             for box, line in zip(folding.drawing.boxes, lines[1:], strict=True)
             for part in (line, *(f"{_BELOW}{printable(note)}" for note in box.notes))
         ]
-    whole = [truncate(part, width) for line in heads for part in wrap(line, width)]
-    return "\n".join([*whole, *(truncate(line, width) for line in lines)])
+    whole = [cut(part, width) for line in heads for part in wrap(line, width)]
+    return "\n".join([*whole, *(cut(line, width) for line in lines)])
 
 
 def _folded_rows(folding: Folding) -> list[tuple[str, ...]]:
@@ -97,20 +97,46 @@ def _aligned(
     """Rows in columns; empty columns are left out, and column ``stretch`` gives way first."""
     used = [at for at in range(len(heads)) if any(row[at] for row in rows)]
     cells = [[heads[at] for at in used], *([row[at] for at in used] for row in rows)]
-    sizes = [max(len(row[at]) for row in cells) for at in range(len(used))]
+    sizes = [max(columns_of(row[at]) for row in cells) for at in range(len(used))]
     over = sum(sizes) + len(_GAP) * (len(sizes) - 1) - width
     if over > 0 and stretch in used:
         column = used.index(stretch)
         sizes[column] = max(sizes[column] - over, min(_SHORTEST_NAME, sizes[column]))
     return [
-        truncate(
-            _GAP.join(
-                truncate(cell, size).ljust(size) for cell, size in zip(row, sizes, strict=True)
-            ).rstrip(),
-            width,
-        )
+        cut(_GAP.join(_fitted(*cell) for cell in zip(row, sizes, strict=True)).rstrip(), width)
         for row in cells
     ]
+
+
+def _fitted(text: str, size: int) -> str:
+    shown = cut(text, size)
+    return shown + " " * (size - columns_of(shown))
+
+
+def columns_of(text: str) -> int:
+    """How many columns of a terminal ``text`` takes: wide characters two, combining ones none."""
+    if text.isascii():
+        return len(text)
+    return sum(_columns(character) for character in text)
+
+
+def _columns(character: str) -> int:
+    if unicodedata.combining(character):
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
+
+
+def cut(text: str, columns: int) -> str:
+    """``text`` in at most so many columns of a terminal, an ellipsis where it was cut."""
+    if columns_of(text) <= columns:
+        return text
+    taken, end = 0, 0
+    for character in text:
+        taken += _columns(character)
+        if taken > columns - 1:
+            break
+        end += 1
+    return text[:end] + "…"
 
 
 def printable(text: str) -> str:

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
 
-from graphcore.drawing.model import truncate
-from graphcore.drawing.text import printable
+from graphcore.drawing.text import columns_of, cut, printable
 from graphcore.graph.nodes import NodeRecord
 from graphcore.graph.snapshot import GraphSnapshot
 
@@ -98,7 +97,7 @@ class ReplayProfile:
         rows = self.rows if most is None else self.slowest(most)
         names = [printable(row.name) for row in rows]
         labels = [printable(row.label) for row in rows]
-        label_width = min(max(map(len, labels), default=0), 32)
+        label_width = min(max(map(columns_of, labels), default=0), 32)
         room = max(width - 41 - label_width, 12)
         lines = [
             *self._headline().splitlines(),
@@ -107,10 +106,11 @@ class ReplayProfile:
         for row, name, label in zip(rows, names, labels, strict=True):
             mark = "" if row.certain else "?"
             text = f"{row.us:10.2f} {row.share:6.1%} {row.runs:5}  {row.where + mark:<8} "
-            lines.append((text + truncate(name, room).ljust(room) + " " + label).rstrip())
+            shown = cut(name, room)
+            lines.append(f"{text}{shown}{' ' * (room - columns_of(shown))} {label}".rstrip())
         if len(rows) < len(self.rows):
             lines.append(f"and {len(self.rows) - len(rows)} more")
-        return "\n".join(truncate(line, width) for line in lines)
+        return "\n".join(cut(line, width) for line in lines)
 
     def _headline(self) -> str:
         count = f"{self.replays} replay{'' if self.replays == 1 else 's'}"

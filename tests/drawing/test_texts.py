@@ -9,6 +9,7 @@ import pytest
 from helpers.snapshots import HOSTILE, chain, decode_step, drawing, node, snapshot
 
 from graphcore.drawing import Box, Drawing, Link
+from graphcore.drawing.text import columns_of, cut
 from graphcore.driver.records import ChildParams, GraphHandle
 
 
@@ -121,3 +122,22 @@ def test_empty_drawings_have_texts_too() -> None:
     one = Drawing((Box("a", "kernel"),))
     assert one.to_text().splitlines()[0] == "1 node, 0 edges (1 kernel)"
     assert drawing(2, pairwise(range(2))).to_text().startswith("2 nodes, 1 edge ")
+
+
+@pytest.mark.parametrize(
+    "name", ["注意力层", "e\u0301te\u0301", "\uff46\uff55\uff4c\uff4c", "plain"]
+)
+def test_columns_line_up_under_wide_and_combining_characters(name: str) -> None:
+    boxes = (Box(name, "kernel", "grid 1"), Box("x" * 12, "kernel", "grid 22"))
+    lines = Drawing(boxes).to_text().splitlines()
+    starts = [columns_of(line[: line.index("grid")]) for line in lines[2:]]
+    assert starts[0] == starts[1]
+
+
+def test_wide_names_are_cut_by_the_columns_they_take() -> None:
+    assert columns_of("注意力") == 6
+    assert cut("注意力层", 8) == "注意力层"
+    assert cut("注意力层", 7) == "注意力…"
+    assert cut("注意力层", 6) == "注意…"
+    text = Drawing((Box("注意力" * 40, "kernel", "grid 1"),)).to_text(width=50)
+    assert max(map(columns_of, text.splitlines())) <= 50
