@@ -18,6 +18,7 @@ from graphcore.driver.records import (
     ChildParams,
     ConditionalParams,
     GraphHandle,
+    KernelParams,
     NodeHandle,
     NodeKind,
     NodeParams,
@@ -235,11 +236,24 @@ class CurrentParameters:
             twins = zip(_walk(driver, handle), self._read().walk(), strict=True)
             for twin, record in twins:
                 if record.handle in wanted:
+                    _refuse_another(driver.node_params(twin), record)
                     driver.set_node_params(twin, wanted[record.handle])
         except BaseException:
             driver.destroy_graph(handle)
             raise
         return handle
+
+
+def _refuse_another(params: NodeParams, record: NodeRecord) -> None:
+    """LifecycleError where a copy's node is not the one that was read: the graph was edited."""
+    same = params.kind is record.kind
+    if same and isinstance(params, KernelParams) and isinstance(record.params, KernelParams):
+        same = params.function == record.params.function
+    if not same:
+        raise LifecycleError(
+            f"graph: expected {record} as it was read, got another node: the graph was edited "
+            "since; instantiate it again"
+        )
 
 
 def with_params(snapshot: GraphSnapshot, changes: Mapping[NodeHandle, NodeParams]) -> GraphSnapshot:

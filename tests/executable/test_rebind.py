@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import random
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +13,7 @@ import numpy
 import pytest
 import torch
 from helpers.contract import Bench, copy_1d, copy_2d, fill_1d
-from helpers.graph_specs import Child, Step, build
+from helpers.graph_specs import Child, Pieces, Step, build
 from helpers.kernels import ONE_BLOCK, add_one, axpy, fill_value, scale
 from helpers.tensors import device_of, filled, replay
 
@@ -490,6 +491,55 @@ def test_what_a_capture_embeds_works_on_the_new_buffers(bench: Bench) -> None:
         executable.launch(capture.stream)
     run(capture.graph.instantiate(), bench)
     assert values(bench, y) == [1.0] * 4
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_a_rebound_executable_is_one_of_the_graph_built_over_the_new_buffer(
+    bench: Bench, seed: int
+) -> None:
+    """Random graphs, nested ones and copies of rows among them."""
+    pieces = Pieces(bench, seed)
+    first = Graph(bench.driver, build(bench, pieces.spec()), owned=False)
+    old, pieces.a, pieces.random = pieces.a, bench.alloc(4096), random.Random(seed)
+    second = Graph(bench.driver, build(bench, pieces.spec()), owned=False)
+    executable = first.instantiate()
+    if first.fingerprint().digest == second.fingerprint().digest:
+        with pytest.raises(ConfigurationError, match="not found"):
+            executable.rebind([((old, 4096), (pieces.a, 4096))])
+        return
+    executable.rebind([((old, 4096), (pieces.a, 4096))])
+    assert executable.fingerprint().digest == second.fingerprint().digest
+    assert executable.graph.fingerprint().digest == second.fingerprint().digest
+    run(executable, bench)
+    back = executable.rebind([((pieces.a, 4096), (old, 4096))])
+    assert executable.fingerprint().digest == first.fingerprint().digest, back
+    run(executable, bench)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_copy_lists_its_nodes_in_the_order_of_the_original(bench: Bench, seed: int) -> None:
+    """A copy's nodes are known by their places only."""
+    pieces = Pieces(bench, seed)
+    handle = build(bench, pieces.spec(most=12))
+    # an edge from a later node to an earlier one: the order of creation is not that of the work
+    late = bench.add_kernel(handle, add_one, pieces.a, 1)
+    bench.driver.add_edges(handle, [_edge(late, bench.driver.nodes(handle)[0])])
+    graph = Graph(bench.driver, handle, owned=False)
+    pairs = list(zip(graph.snapshot().walk(), graph.clone().snapshot().walk(), strict=True))
+    for original, copy in pairs:
+        assert (original.index, original.kind, original.name) == (copy.index, copy.kind, copy.name)
+        if not original.inner:
+            assert original.params == copy.params
+
+
+def test_a_graph_that_was_edited_since_is_not_copied_blindly(bench: Bench) -> None:
+    x, y = bench.alloc(16), bench.alloc(16)
+    graph = graph_of(bench, bench.kernel_params(add_one, x, 4))
+    executable = graph.instantiate()
+    node = executable.snapshot().nodes[0]
+    bench.driver.set_node_params(node.handle, bench.kernel_params(fill_value, x, 1.0, 4))
+    with pytest.raises(LifecycleError, match="edited since"):
+        executable.rebind([((x, 16), (y, 16))])
 
 
 # ---- all or nothing -----------------------------------------------------------------------------
