@@ -40,9 +40,10 @@ def _needed(box: Box) -> float:
     label = len(box.label) * (_NAME if box.counts else _LABEL)
     if box.counts:
         label += _AMOUNT * _DETAIL
-    text = max(label, len(_detail(box)) * _DETAIL) + 2 * _PADDING
-    widest = _WIDEST_CHANGE if box.change == "changed" else _WIDEST
-    return float(min(max(-(-text // _STEP) * _STEP, _NARROWEST), widest))
+    widest = (_WIDEST_CHANGE if box.change == "changed" else _WIDEST) - 2 * _PADDING
+    detail = min(len(_detail(box)) * _DETAIL, widest)
+    text = max(min(label, _WIDEST - 2 * _PADDING), detail) + 2 * _PADDING
+    return float(max(-(-text // _STEP) * _STEP, _NARROWEST))
 
 
 def box_markup(number: int, box: Box, place: Place, alone: bool) -> str:

@@ -136,6 +136,19 @@ def test_nodes_get_their_tooltip_from_their_row(tmp_path: Path) -> None:
 
 
 @needs_browser
+def test_a_picture_wider_than_its_view_begins_at_its_first_node(tmp_path: Path) -> None:
+    steps = """
+      const view = root.querySelector('.gc-view');
+      const seen = view.getBoundingClientRect();
+      const first = root.querySelector('.gc-box').getBoundingClientRect();
+      say(view.scrollWidth > view.clientWidth, first.left >= seen.left, first.right <= seen.right);
+    """
+    fan = snapshot(chain(9).nodes, [(0, index) for index in range(1, 9)])
+    for graph in (chain(190), fan):
+        assert said(tmp_path, graph._repr_html_(), steps) == ["true true true"]
+
+
+@needs_browser
 def test_of_several_graphs_the_one_pointed_at_is_searched(tmp_path: Path) -> None:
     steps = """
       const second = document.querySelectorAll('[data-gc]')[1];

@@ -51,8 +51,12 @@
       fit: () => zoom(scale === 1 ? Math.min((view.clientWidth - 36) / width, (view.clientHeight - 10) / height, 1) : 1),
     };
     for (const button of all('button[data-zoom]')) button.addEventListener('click', zooms[button.dataset.zoom]);
-    // a picture wider than its view begins in its middle, where the first nodes are
-    view.scrollLeft = (view.scrollWidth - view.clientWidth) / 2;
+    // a picture wider than its view begins at its first node, wherever that is
+    if (boxes.length) {
+      const first = boxes[0].getBoundingClientRect();
+      const seen = view.getBoundingClientRect();
+      if (first.right > seen.right) view.scrollLeft = first.left + first.width / 2 - seen.left - seen.width / 2;
+    }
 
     const select = (box) => {
       for (const other of boxes) other.classList.toggle('gc-on', other === box);
