@@ -68,6 +68,9 @@ def match(
     left = _assign(events, nodes, found, _exact)
     # demanglers may differ in how they write template arguments
     left = _assign(left, nodes, found, _loose)
+    for event in left:
+        event.kind = _kind_of_own_kernel(event)
+    left = _assign(left, nodes, found, _exact)
     strangers: dict[str, list[TimedEvent]] = {}
     for event in left:
         strangers.setdefault(event.name or event.kind, []).append(event)
@@ -78,6 +81,12 @@ def match(
         for name, runs in sorted(strangers.items())
     ]
     return tuple(rows)
+
+
+def _kind_of_own_kernel(event: TimedEvent) -> str:
+    """CUDA does some copies and fills with kernels of its own, such as ``memcpy32_post``."""
+    kinds = ("memcpy", "memset")
+    return next((kind for kind in kinds if event.name.startswith(kind)), event.kind)
 
 
 def _assign(
