@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from graphcore.driver import Driver, active
 from graphcore.driver.records import GraphHandle, NodeHandle, NodeKind
-from graphcore.errors import CacheTypeError, ConfigurationError, CudaError, LifecycleError
+from graphcore.errors import ConfigurationError, CudaError, LifecycleError
+from graphcore.executable.adopting import raw_handle, refuse_gone
 from graphcore.executable.handles import ExecResource, GraphResource, NotCopied
 from graphcore.executable.retired import release_finished
 from graphcore.executable.runs import Runs
@@ -21,8 +22,7 @@ from graphcore.executable.validity import Validity, own_memory
 from graphcore.graph.attributes import LaunchAttributes
 from graphcore.graph.reading import Annotation, read
 from graphcore.graph.snapshot import GraphSnapshot
-from graphcore.interop import choose_driver, cuda_core
-from graphcore.interop import torch as torch_interop
+from graphcore.interop import choose_driver
 from graphcore.interop.drivers import same_driver
 from graphcore.interop.torch_memory import blocks_of
 from graphcore.resources.driver_argument import checked_driver
@@ -97,7 +97,7 @@ class Graph(NotCopied):
         """
         if isinstance(obj, Graph):
             return obj
-        handle = _raw_handle(obj)
+        handle = raw_handle(obj)
         chosen = choose_driver() if driver is None else checked_driver(driver)
         owners = OwnerSet().with_(obj, label=f"adopted {type(obj).__name__}")
         graph = cls(chosen, handle, owners=owners, owned=False)
@@ -353,7 +353,7 @@ class Graph(NotCopied):
         if self._resource is None:
             raise LifecycleError("graph: expected an open graph, got a closed one")
         if self._adopted is not None:
-            _refuse_gone(self._adopted, self._resource.handle)
+            refuse_gone(self._adopted, self._resource.handle)
         return self._resource
 
     def __enter__(self) -> Graph:
@@ -382,33 +382,3 @@ def _forbidding(driver: Driver) -> tuple[active.ActiveCapture, str] | None:
         if capture is not own and capture.mode == "global":
             return capture, "on another thread"
     return None
-
-
-def _refuse_gone(obj: Any, handle: GraphHandle) -> None:
-    """LifecycleError where ``obj`` has another graph than the one that was adopted, or none."""
-    try:
-        now = _raw_handle(obj)
-    except (ConfigurationError, CacheTypeError) as error:
-        raise LifecycleError(
-            f"graph: the adopted {type(obj).__name__} has destroyed its graph (a reset or close): "
-            f"adopt its next one; {error}"
-        ) from error
-    if now != handle:
-        raise LifecycleError(
-            f"graph: the adopted {type(obj).__name__} has another graph now ({now:#x}, adopted was "
-            f"{handle:#x}): adopt it again"
-        )
-
-
-def _raw_handle(obj: Any) -> GraphHandle:
-    if isinstance(obj, int) and not isinstance(obj, bool):
-        return GraphHandle(obj)
-    if torch_interop.is_graph(obj):
-        return GraphHandle(torch_interop.raw_graph(obj))
-    handle = cuda_core.raw_graph(obj)
-    if handle is None:
-        raise CacheTypeError(
-            "graph: expected a torch.cuda.CUDAGraph(keep_graph=True), a cuda.core GraphDefinition "
-            f"or GraphBuilder, a CUgraph or an int handle; got {type(obj).__name__}"
-        )
-    return GraphHandle(handle)
