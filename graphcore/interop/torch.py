@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from graphcore.driver import Driver, Stream
 from graphcore.errors import ConfigurationError, DriverUnavailable
+from graphcore.interop.pool_snapshot import pool_snapshot
 from graphcore.interop.pool_uses import pool_uses
 
 
@@ -139,7 +140,9 @@ class MemoryPool:
         """(address, bytes) of every segment torch holds for the pool."""
         if self.pool is None:
             return []
-        return [(piece["address"], piece["total_size"]) for piece in self.pool.snapshot()]
+        assert self._torch is not None
+        pieces = pool_snapshot(self._torch.cuda.memory_snapshot, self.pool.id)
+        return [(piece["address"], piece["total_size"]) for piece in pieces]
 
     def bytes(self) -> int:
         """Bytes of all segments: what the pool takes of the device, used or not."""

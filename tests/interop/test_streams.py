@@ -77,9 +77,8 @@ class _Torch:
             default_stream=lambda number: ("default", number),
             ExternalStream=lambda handle, device: ("external", handle, device),
             stream=lambda stream: self._block("stream", stream),
-            MemPool=lambda: SimpleNamespace(
-                snapshot=lambda: [{"address": 64, "total_size": 2, "other": 1}]
-            ),
+            MemPool=lambda: SimpleNamespace(id=(0, 1)),
+            memory_snapshot=lambda pool: [{"address": 64, "total_size": 2, "other": 1}],
             use_mem_pool=lambda pool, device: self._block("pool", device),
         )
         self._C = SimpleNamespace(_cuda_getCurrentRawStream=lambda device: self.current)
