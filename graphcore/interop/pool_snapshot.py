@@ -20,9 +20,13 @@ def pool_snapshot(
     """``snapshot(pool_id)``, after which each number of the id has the references it had."""
     numbers = list(pool_id)  # a second reference to each, which keeps it alive in the call
     given = tuple(numbers)
-    before = [sys.getrefcount(number) for number in numbers]
+    before = _counts(numbers)
     found = snapshot(given)
-    for number, count in zip(numbers, before, strict=True):
-        for _ in range(count - sys.getrefcount(number)):
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(number))
+    for position, after in enumerate(_counts(numbers)):  # counted the same way both times
+        for _ in range(before[position] - after):
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(numbers[position]))
     return found
+
+
+def _counts(numbers: list[int]) -> list[int]:
+    return [sys.getrefcount(number) for number in numbers]
