@@ -1,4 +1,4 @@
-"""The session of the whole suite looks after the tests that the page of features names."""
+"""The session looks after names: of tests that the page of features has, and of cases."""
 
 import pytest
 from helpers.named_tests import NamedTests
@@ -8,3 +8,9 @@ def pytest_configure(config):
     is_whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS
     if is_whole and not config.option.keyword and not hasattr(config, "workerinput"):
         config.pluginmanager.register(NamedTests(), "graphcore-named-tests")
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if " object at 0x" in item.nodeid:  # another name in every process: runs cannot be shared
+            raise pytest.UsageError(f"{item.nodeid}: give the case an id")

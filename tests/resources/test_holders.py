@@ -109,7 +109,7 @@ def test_parts_of_variables_are_followed_only_so_far_and_what_was_given_to_the_e
         (Slot(SimpleNamespace(a=2), "a", "attribute"), 2),
         (Slot(SimpleNamespace(), "a", "attribute"), MISSING),
     ],
-    ids=str,
+    ids=["item", "no item", "no position", "attribute", "no attribute"],
 )
 def test_a_slot_gives_what_is_there_now(slot: Slot, expected: Any) -> None:
     assert slot.current() is expected
