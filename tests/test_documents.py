@@ -74,12 +74,24 @@ def test_a_test_that_a_document_names_exists(named):
         assert name in functions
 
 
-def test_the_page_of_features_names_a_test_in_every_row():
-    text = documents.read("docs/features.md")
+PAGES_OF_TESTS = ["docs/features.md", "docs/public-bugs.md"]
+
+
+@pytest.mark.parametrize("page", PAGES_OF_TESTS)
+def test_the_page_names_a_test_in_every_row(page):
+    text = documents.read(page)
     rows = [line for line in text.splitlines() if line.startswith("| ") and "---" not in line]
     heads = [line for line in rows if line.rstrip(" |").endswith("tests")]
     assert len(rows) > 40
     assert [row for row in rows if row not in heads and not documents.named_tests(row)] == []
+
+
+@pytest.mark.parametrize("page", PAGES_OF_TESTS)
+def test_the_page_marks_the_tests_that_only_a_device_runs(page):
+    text = documents.read(page)
+    marked = set(re.findall(r"`(tests/[\w/.]+\.py::\w+)` \*device\*", text))
+    named = {name for name in documents.named_tests(text) if "::" in name}
+    assert marked == {name for name in named if documents.is_for_a_device(name)}
 
 
 def test_the_page_of_errors_draws_the_tree_that_the_code_draws():

@@ -1,5 +1,6 @@
 """Markdown as the tests see it: code blocks, links, headings."""
 
+import ast
 import re
 from dataclasses import dataclass
 
@@ -61,3 +62,18 @@ def numbered(block):
 def named_tests(text):
     """The tests that ``text`` names, as ``tests/x.py`` or ``tests/x.py::test_y``."""
     return set(_TEST_NAME.findall(text))
+
+
+def is_for_a_device(named):
+    """Whether the test ``tests/x.py::test_y`` runs on a device only, by its marks or its file's."""
+    path, _, name = named.partition("::")
+    body = ast.parse((ROOT / path).read_text(encoding="utf-8")).body
+    marks = [
+        ast.unparse(node.value)
+        for node in body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "pytestmark"
+    ]
+    for node in body:
+        if isinstance(node, ast.FunctionDef) and node.name == name:
+            marks += map(ast.unparse, node.decorator_list)
+    return "pytest.mark.gpu" in marks
