@@ -57,12 +57,13 @@ def test_the_fingerprint_is_that_of_what_the_graph_touches(bench: Bench) -> None
     assert one.fingerprint(names[0]).digest == other.fingerprint(names[1]).digest
 
 
-def test_memory_of_the_graphs_own_pool_counts_by_order(bench: Bench) -> None:
+def test_memory_of_the_graphs_own_pool_counts_by_order(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     digests = []
     for address in (bench.alloc(16), bench.alloc(16)):
         pool = MemoryPool(bench.driver.device)
-        segments = [{"address": address, "total_size": 16}]
-        pool._holder = [SimpleNamespace(snapshot=lambda found=segments: found)]
+        monkeypatch.setattr(pool, "segments", lambda found=address: [(found, 16)])
         owners = OwnerSet().with_(pool, label="torch memory pool")
         graph = Graph(bench.driver, handle_of(bench, address), owners=owners, owned=False)
         assert graph.private_memory() == [(address, 16)]

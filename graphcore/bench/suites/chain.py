@@ -29,16 +29,42 @@ ADD_ONE = kernel(
 )
 
 
-class Chain:
-    """``length`` kernels in a row, as a graph of ours; the same launches for other captures."""
+def _add_one_slowly(config: LaunchConfig, x: Pointer, nanoseconds: int) -> None:
+    x.array(1)[0] += 1
 
-    def __init__(self, driver: Driver, stream: Stream, length: int) -> None:
+
+ADD_ONE_SLOWLY = kernel(
+    "graphcore_bench_add_one_slowly",
+    "f32* x, u64 nanoseconds",
+    """extern "C" __global__ void graphcore_bench_add_one_slowly(
+        float* x, unsigned long long nanoseconds) {
+        unsigned long long start, now;
+        asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(start));
+        do asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+        while (now - start < nanoseconds);
+        x[0] += 1.0f;
+    }""",
+    _add_one_slowly,
+)
+
+
+class Chain:
+    """``length`` kernels in a row, as a graph of ours; the same launches for other captures.
+
+    Each takes at least ``nanoseconds`` on a device; none waits where that is 0.
+    """
+
+    def __init__(
+        self, driver: Driver, stream: Stream, length: int, *, nanoseconds: int = 0
+    ) -> None:
         self.driver = driver
         self.stream = stream
         self.length = length
         self._buffer = Buffer.allocate((1,), "float32", driver=driver)
-        self._function = driver.function(ADD_ONE)
-        self._arguments = ADD_ONE.pack(self._buffer.address)
+        self._nanoseconds = nanoseconds
+        kernel = ADD_ONE_SLOWLY if nanoseconds else ADD_ONE
+        self._function = driver.function(kernel)
+        self._arguments = kernel.pack(*self.arguments())
         self.launch_on(stream.handle)  # loads the module before the capture
         stream.synchronize()
         with capture(stream, driver=driver, expect=length) as capturing:
@@ -55,6 +81,11 @@ class Chain:
     def buffer(self) -> Buffer:
         """The one float that the chain counts in."""
         return self._buffer
+
+    def arguments(self) -> tuple[int, ...]:
+        """What each kernel is launched with."""
+        address = self._buffer.address
+        return (address, self._nanoseconds) if self._nanoseconds else (address,)
 
     def clear(self) -> None:
         """Waits for the device and sets the sum to 0."""

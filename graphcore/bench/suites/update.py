@@ -36,7 +36,9 @@ OURS = "ours"
 
 _ANEW = 5
 _GROWTH_UPDATES = 1000
-_STEP_NODES, _STEPS = 700, 200  # about 1 us a dependent node: a step of 700 us
+_STEPS = 200
+_STEP_CHAINS = ((415, 1000), (700, 0))
+"""(nodes, nanoseconds a node) of steps of about 700 us: like a decode step, and of empty nodes."""
 
 
 def run(driver: Driver, request: Request) -> Measured:
@@ -52,11 +54,10 @@ def run(driver: Driver, request: Request) -> Measured:
             pair = Chain(driver, stream, length), Chain(driver, stream, length)
             case = "boundary" if (changed, length) == BOUNDARY else f"nodes k={changed}"
             rows.append(measure_nodes(f"{case} n={length}", pair, changed, request))
-        length = 16 if driver.is_emulated else _STEP_NODES
-        pair = Chain(driver, stream, length), Chain(driver, stream, length)
         notes.append(_growth(pair))
-        every_step = {"every node": _ours(pair), "3 nodes": NodeChanges(pair, BOUNDARY[0]).step}
-        notes += [_every_step(pair, f"{what} at", way) for what, way in every_step.items()]
+        for length, nanoseconds in ((16, 0),) if driver.is_emulated else _STEP_CHAINS:
+            chains = (Chain(driver, stream, length, nanoseconds=nanoseconds) for _ in range(2))
+            notes += _every_step((next(chains), next(chains)))
     return Measured(rows, notes)
 
 
@@ -171,31 +172,38 @@ def _growth(pair: Pair) -> Note:
     return _note(f"growth over {updates} updates", "bytes", before - after)
 
 
-def _every_step(pair: Pair, what: str, updated: Step) -> Note:
+def _every_step(pair: Pair) -> list[Note]:
     """How much longer steps take, the device always busy, when each is changed before its launch.
 
     Wall time of a run of steps whose executable is changed at each, over one of plain launches.
     """
     driver, stream = pair[0].driver, pair[0].stream
     plain = pair[0].graph.instantiate()
-    steps = 5 if driver.is_emulated else _STEPS
-    times: dict[str, list[float]] = {"plain": [], "updated": []}
     ways: dict[str, Step] = {
         "plain": functools.partial(plain.launch, stream),
-        "updated": _ours(pair),
+        "every node": _ours(pair),
+        f"{BOUNDARY[0]} nodes": NodeChanges(pair, BOUNDARY[0]).step,
     }
-    for name in ("plain", "updated", "updated", "plain") * 3:
-        step = ways[name]
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for name in (*ways, *reversed(ways)) * 3:
+        times[name].append(_seconds_a_step(driver, ways[name]))
+    base = median(times.pop("plain"))
+    shape = f"every step of {pair[0].length} nodes, {base * 1e6:.0f} us"
+    return [
+        _note(f"changing {what} at {shape}", "% longer", (median(found) / base - 1) * 100)
+        for what, found in times.items()
+    ]
+
+
+def _seconds_a_step(driver: Driver, step: Step) -> float:
+    steps = 5 if driver.is_emulated else _STEPS
+    step()
+    driver.synchronize()
+    start = time.perf_counter()
+    for _ in range(steps):
         step()
-        driver.synchronize()
-        start = time.perf_counter()
-        for _ in range(steps):
-            step()
-        driver.synchronize()
-        times[name].append((time.perf_counter() - start) / steps)
-    extra = median(times["updated"]) / median(times["plain"]) - 1
-    label = f"changing {what} every step of {median(times['plain']) * 1e6:.0f} us"
-    return _note(label, "% longer", extra * 100)
+    driver.synchronize()
+    return (time.perf_counter() - start) / steps
 
 
 def _note(case: str, unit: str, value: float) -> Note:

@@ -34,15 +34,14 @@ class NodeChanges:
         first = pair[0]
         self.driver, self.stream = first.driver, first.stream
         self.nodes = self.driver.nodes(first.graph.handle)[:changed]
-        self.addresses = (pair[1].buffer.address, pair[0].buffer.address)
         self._executable = first.graph.instantiate()
         bound = [self._executable.bind_params(node) for node in range(changed)]
-        turns = itertools.cycle(self.addresses)
+        turns = itertools.cycle([chain.arguments() for chain in pair[::-1]])
 
         def step() -> None:
-            address = next(turns)
+            arguments = next(turns)
             for change in bound:
-                change(address)
+                change(*arguments)
             self._executable.launch(self.stream)
 
         self.step: Step = step
