@@ -33,8 +33,9 @@ def test_the_code_of_a_document_runs_in_order_on_the_emulated_driver(document, m
     assert done.survived, done.stderr
 
 
-def test_the_readme_and_the_page_on_other_libraries_are_among_those_that_run():
-    assert {"README.md", "docs/interop.md"} <= set(WITH_CODE)
+def test_the_readme_and_the_pages_with_examples_are_among_those_that_run():
+    pages = {"README.md", "docs/graphs.md", "docs/interop.md", "docs/plans.md"}
+    assert pages <= set(WITH_CODE)
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
