@@ -13,7 +13,7 @@ import sys
 import threading
 import warnings
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from types import FrameType
 
@@ -119,6 +119,9 @@ class _Waiting:
 
 _captures = _ThreadCaptures()
 _waiting = _Waiting()
+
+UNDER_WAY: Collection[ActiveCapture] = _waiting.captures
+"""The captures under way on all threads, as they come and go; costs next to nothing to test."""
 
 
 def push(capture: ActiveCapture) -> None:

@@ -41,7 +41,9 @@ from graphcore.driver.records import (
     NodeParams,
     RawUpdate,
     StreamHandle,
+    UpdateResult,
 )
+from graphcore.errors import CudaError
 
 if TYPE_CHECKING:
     from graphcore.driver.kernel import Kernel
@@ -393,6 +395,15 @@ class Driver(ABC):
     def update_exec(self, executable: ExecHandle, graph: GraphHandle) -> RawUpdate:
         """Tries a whole-graph update. A refusal is a value, not an error; others raise."""
 
+    def bind_update(self, executable: ExecHandle, graph: GraphHandle) -> Callable[[], object]:
+        """An update that may come again: one call without arguments, which tries it.
+
+        Its result is falsy where the driver took the update. Any other says that the executable is
+        as before, and no more: :meth:`update_exec` tells why, or finds the right context first. It
+        may raise CudaError as that does.
+        """
+        return partial(_is_refused, self, executable, graph)
+
     @abstractmethod
     def set_exec_node_params(
         self, executable: ExecHandle, node: NodeHandle, params: NodeParams
@@ -412,3 +423,12 @@ class Driver(ABC):
 
     @abstractmethod
     def node_enabled(self, executable: ExecHandle, node: NodeHandle) -> bool: ...
+
+
+def _is_refused(driver: Driver, executable: ExecHandle, graph: GraphHandle) -> bool:
+    try:
+        return driver.update_exec(executable, graph).result is not UpdateResult.SUCCESS
+    except CudaError as error:
+        if error.code == "CUDA_ERROR_NOT_SUPPORTED":  # a refusal, though CUDA does not call it one
+            return True
+        raise

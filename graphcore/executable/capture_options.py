@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 
 from graphcore.driver import LEGACY_STREAM, CaptureMode, Driver, Stream, active, as_stream
 from graphcore.driver.records import CaptureState
-from graphcore.errors import CacheTypeError, CaptureError, ConfigurationError
+from graphcore.errors import CacheTypeError, CaptureError, ConfigurationError, LifecycleError
 from graphcore.executable.expectation import check_expectation
 from graphcore.interop.drivers import same_driver
 from graphcore.interop.torch import MemoryPool
@@ -126,6 +126,23 @@ def refuse_legacy_launch(driver: Driver) -> None:
                 "launch(stream) with a stream that was created, launch after the capture, or "
                 "capture with on_legacy_work='ignore'",
                 code="CUDA_ERROR_STREAM_CAPTURE_IMPLICIT",
+            )
+
+
+def refuse_instantiation(driver: Driver) -> None:
+    """Raises LifecycleError where making an executable would break a capture under way.
+
+    One of this thread unless it is relaxed, and in mode "global" one of any thread.
+    """
+    own = active.current()
+    for capture in active.under_way():
+        is_own = capture is own
+        breaks = capture.mode != "relaxed" if is_own else capture.mode == "global"
+        if breaks and same_driver(driver, capture.driver):
+            where = "on this thread" if is_own else "on another thread"
+            raise LifecycleError(
+                f"instantiate: {capture.name} is under way {where} in mode {capture.mode}, which "
+                "CUDA would break; instantiate after it, or capture with mode='relaxed'"
             )
 
 

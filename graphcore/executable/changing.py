@@ -47,7 +47,7 @@ class ChangeableExec(NotCopied):
     """What :class:`GraphExec` does to its nodes."""
 
     __slots__ = (
-        "_copy", "_current", "_graph", "_owners", "_refusal", "_resource", "_version", "driver",
+        "_copy", "_current", "_graph", "_owners", "_refusal", "_resource", "driver",
     )  # fmt: skip
 
     driver: Driver
@@ -57,7 +57,6 @@ class ChangeableExec(NotCopied):
     _owners: OwnerSet
     _refusal: str | None  # None, or why launch has to look closer
     _resource: ExecResource
-    _version: Version
 
     # ---- reading -------------------------------------------------------------------------------
 
@@ -285,9 +284,9 @@ class ChangeableExec(NotCopied):
             self._current.note(handle, params)
         self._changes_become_a_version()
         # a copy has the launch attributes of its original: no need to read them
-        version = replace(self._version, resource=made.resource)
+        version = replace(self._current.version, resource=made.resource)
         self._current.rebased(version, snapshot)
-        self._graph, self._version, self._copy = made, version, made
+        self._graph = self._copy = made
         self._keep_disabled()
 
     def _current_graph(self) -> Graph:

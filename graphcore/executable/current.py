@@ -46,8 +46,8 @@ class CurrentParameters:
     """
 
     __slots__ = (
-        "_aliases", "_base", "_changes", "_index", "base_owners", "disabled", "known", "live",
-        "owners", "source", "version",
+        "_aliases", "_base", "_changes", "_index", "base_owners", "disabled", "is_fresh", "known",
+        "live", "owners", "source", "version",
     )  # fmt: skip
 
     def __init__(self, source: GraphResource, version: Version, owners: OwnerSet) -> None:
@@ -66,6 +66,8 @@ class CurrentParameters:
         self._base: GraphSnapshot | None = None
         self._index: dict[NodeHandle, NodeRecord] = {}
         self._aliases: dict[NodeHandle, NodeHandle] | None = None
+        # nothing was asked or changed since the version came: another one may just take its place
+        self.is_fresh = not (self.live or self.disabled)
 
     @property
     def driver(self) -> Driver:
@@ -144,6 +146,7 @@ class CurrentParameters:
 
     def _remember(self, base: GraphSnapshot) -> None:
         self._base = base
+        self.is_fresh = False
         self._index = {node.handle: node for node in base.walk()}
 
     def all_owners(self) -> OwnerSet:

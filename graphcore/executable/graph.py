@@ -10,20 +10,21 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from graphcore.driver import Driver, active
+from graphcore.driver import Driver
 from graphcore.driver.records import GraphHandle, NodeHandle, NodeKind
 from graphcore.errors import ConfigurationError, CudaError, LifecycleError
 from graphcore.executable.adopting import raw_handle, refuse_gone
+from graphcore.executable.capture_options import refuse_instantiation
 from graphcore.executable.handles import ExecResource, GraphResource, NotCopied
+from graphcore.executable.handover import Handover
 from graphcore.executable.retired import release_finished
-from graphcore.executable.runs import Runs
+from graphcore.executable.runs import Runs, runs_of
 from graphcore.executable.update import Version
 from graphcore.executable.validity import Validity, own_memory
 from graphcore.graph.attributes import LaunchAttributes
 from graphcore.graph.reading import Annotation, read
 from graphcore.graph.snapshot import GraphSnapshot
 from graphcore.interop import choose_driver
-from graphcore.interop.drivers import same_driver
 from graphcore.interop.torch_memory import blocks_of
 from graphcore.resources.driver_argument import checked_driver
 from graphcore.resources.footprint import Footprint
@@ -62,7 +63,7 @@ class Graph(NotCopied):
         owned: bool = True,
     ) -> None:
         self.driver = driver
-        self.annotations = annotations
+        self._annotations = annotations
         self.outputs: Any = None
         """What the captured function returned (:func:`capture_function`), else None."""
         self.plan_nodes: dict[str, tuple[NodeHandle, ...]] = {}
@@ -73,6 +74,8 @@ class Graph(NotCopied):
         self._resource: GraphResource | None = GraphResource(driver, handle, owned=owned)
         self._owners = (owners or OwnerSet()).recorded(driver)
         self._version: Version | None = None
+        self.handover: Handover | None = None
+        """What the last executable took over; None before, and after anything of it changed."""
         self._watches: tuple[Watch, ...] = ()
         self._footprint: Footprint | None = None
         self._adopted: Any = None
@@ -121,6 +124,16 @@ class Graph(NotCopied):
         return self._resource is None
 
     @property
+    def annotations(self) -> tuple[Annotation, ...]:
+        """(first node, past the last node, label) in creation order."""
+        return self._annotations
+
+    @annotations.setter
+    def annotations(self, annotations: tuple[Annotation, ...]) -> None:
+        self._annotations = annotations
+        self._version = self.handover = None
+
+    @property
     def owners(self) -> OwnerSet:
         """What the graph keeps alive."""
         return self._owners
@@ -128,6 +141,7 @@ class Graph(NotCopied):
     def keep(self, owners: OwnerSet) -> None:
         """Keeps alive ``owners`` instead of what it kept."""
         self._owners = owners.recorded(self.driver)
+        self.handover = None
 
     @property
     def launch_attributes(self) -> LaunchAttributes:
@@ -142,13 +156,30 @@ class Graph(NotCopied):
     def version(self) -> Version:
         """What an executable that takes the graph's parameters remembers; kept as they are."""
         resource = self.resource
-        if self._version is not None and self._version.annotations is self.annotations:
+        if self._version is not None:
             return self._version
         attributes = LaunchAttributes.read(self.driver, resource.handle)
         version = Version(resource, attributes, self.annotations)
         if resource.owned:
             self._version = version
         return version
+
+    def renew(self, version: Version) -> None:
+        """Takes ``version`` for what it is now: it was edited in place."""
+        if version.resource.owned:
+            self._version = version
+        self.handover = None
+
+    def hand_over(self, version: Version | None = None) -> Handover:
+        """What an executable takes over from the graph; ``version`` where it was read just now."""
+        if self.handover is not None:
+            return self.handover
+        version = version or self.version
+        runs = runs_of(self.runs, self._owners)
+        made = Handover(version, runs, self._watches, self._footprint)
+        if version.resource.owned:
+            self.handover = made
+        return made
 
     def snapshot(self) -> GraphSnapshot:
         """Everything about the graph as plain data: nodes, parameters, edges, labels."""
@@ -211,10 +242,7 @@ class Graph(NotCopied):
         watches = self._watches if names is None else watch_all(names, self.driver)
         footprint = Validity(self.resource, watches).look(self.snapshot(), self._owners)
         self._watches, self._footprint = watches, footprint
-
-    def validity(self) -> Validity:
-        """What an executable of this graph depends on, by what is known of it now."""
-        return Validity(self.resource, self._watches, self._footprint)
+        self.handover = None
 
     @property
     def is_watched(self) -> bool:
@@ -286,6 +314,7 @@ class Graph(NotCopied):
         """Takes over what a copy shares with its original: outputs, runs, watched memory."""
         self.outputs, self.runs = original.outputs, original.runs
         self._watches = original._watches
+        self.handover = None
 
     def instantiate(self, guard: Guard | None = None, auto_free: bool = False) -> GraphExec:
         """An executable of the graph as it is now.
@@ -316,13 +345,7 @@ class Graph(NotCopied):
     def make_executable(self, auto_free: bool) -> ExecResource:
         """The bare executable behind a :class:`GraphExec`; raises as :meth:`instantiate`."""
         source = self.resource
-        forbidding = _forbidding(self.driver)
-        if forbidding is not None:
-            capture, where = forbidding
-            raise LifecycleError(
-                f"instantiate: {capture.name} is under way {where} in mode {capture.mode}, which "
-                "CUDA would break; instantiate after it, or capture with mode='relaxed'"
-            )
+        refuse_instantiation(self.driver)
         why_not = source.why_not_instantiated()
         if why_not is not None:
             raise LifecycleError(f"graph: {why_not}")
@@ -339,7 +362,7 @@ class Graph(NotCopied):
 
     def close(self) -> None:
         """Lets go of the graph; a second call does nothing. Executables made from it live on."""
-        self._resource = self._adopted = None
+        self._resource = self._adopted = self._version = self.handover = None
         self._owners = OwnerSet()
         self.outputs = None
 
@@ -366,19 +389,3 @@ class Graph(NotCopied):
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-
-def _forbidding(driver: Driver) -> tuple[active.ActiveCapture, str] | None:
-    """The capture that making an executable would break, and where it is under way; or None.
-
-    One of this thread unless it is relaxed, and in mode "global" one of any thread.
-    """
-    own = active.current()
-    for capture in active.under_way():
-        if not same_driver(driver, capture.driver):
-            continue
-        if capture is own and capture.mode != "relaxed":
-            return capture, "on this thread"
-        if capture is not own and capture.mode == "global":
-            return capture, "on another thread"
-    return None

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -26,17 +26,16 @@ from graphcore.executable.changing import CLOSED
 from graphcore.executable.current import CurrentParameters
 from graphcore.executable.embedding import embed
 from graphcore.executable.fence import Fence
+from graphcore.executable.guarded import CHECK_FIRST
 from graphcore.executable.handles import ExecResource
+from graphcore.executable.handover import Handover
 from graphcore.executable.rebindable import RebindableExec
-from graphcore.executable.runs import Runs, are_noted, bind_counted, runs_of
-from graphcore.executable.update import Version
+from graphcore.executable.runs import Runs, are_noted, bind_counted
+from graphcore.executable.switches import KnownSwitches, Switch
 from graphcore.executable.update_history import UpdateHistory
-from graphcore.executable.validity import Validity, stale_error
 from graphcore.interop import current_stream, current_stream_holder
 from graphcore.interop.drivers import same_driver
 from graphcore.resources.lifetime import OwnerSet
-from graphcore.resources.spans import Span
-from graphcore.resources.staleness import StaleResource
 
 if TYPE_CHECKING:
     from graphcore.executable.graph import Graph, Guard
@@ -46,7 +45,6 @@ if TYPE_CHECKING:
 _live: weakref.WeakSet[GraphExec] = weakref.WeakSet()
 _live_lock = threading.Lock()
 
-_CHECK_FIRST = "check first"
 _UNBOUND: Any = object()  # is no stream
 
 
@@ -54,7 +52,6 @@ class GraphExec(RebindableExec):
     """An executable. Made by :meth:`Graph.instantiate`; ``close()`` is final."""
 
     __slots__ = (
-        "__weakref__",
         "_bound_handle",
         "_bound_stream",
         "_call",
@@ -62,10 +59,7 @@ class GraphExec(RebindableExec):
         "_is_fenced",
         "_last_handle",
         "_last_stream",
-        "_marked",
         "_raise_launch",
-        "_runs",
-        "_validity",
     )
 
     def __init__(
@@ -76,15 +70,17 @@ class GraphExec(RebindableExec):
         self._resource = resource
         self._graph = graph
         self._copy = None
+        self._taken = taken = graph.hand_over()
         self._owners = graph.owners
-        self._version = Version.of(graph)
-        self._current = CurrentParameters(resource.source, self._version, self._owners)
+        self._known_switches = KnownSwitches()
+        self._switches = self._known_switches.after(taken.stamp) if graph.owned else {}
+        self._current = CurrentParameters(resource.source, taken.version, graph.owners)
         self._guard = guard
         self._auto_free = auto_free
         self._history = UpdateHistory()
-        self._marked: StaleResource | None = None
+        self._marked = None
         # where it says why launch has to look closer, no stream counts as bound
-        self._refusal = _CHECK_FIRST if guard == "full" else None
+        self._refusal = CHECK_FIRST if guard == "full" else None
         self._bound_stream: Any = _UNBOUND
         self._bound_handle: StreamHandle | None = None
         # outlives the binding: where the newest launch may still run. The object is held, because
@@ -93,10 +89,10 @@ class GraphExec(RebindableExec):
         self._last_handle: StreamHandle | None = None
         self._is_fenced = False
         self._call: Callable[[], Any] = _not_bound
-        self._runs = runs_of(graph.runs, graph.owners)
         # those of graphs it ran before, while somebody guards their outputs
         self._earlier: weakref.WeakSet[Runs] = weakref.WeakSet()
-        self._validity = self._listening(graph)
+        self._validity = None
+        self._listen()
         with _live_lock:
             _live.add(self)
 
@@ -152,7 +148,7 @@ class GraphExec(RebindableExec):
         if handle != self._bound_handle:
             self._unbind()
             call = self.driver.bind_launch(self._resource.handle, handle)
-            self._call = bind_counted(call, {*self._runs, *self._earlier}, handle)
+            self._call = bind_counted(call, {*self._taken.runs, *self._earlier}, handle)
             self._bound_handle = handle
         if stream is not None:
             self._last_stream = stream
@@ -173,7 +169,7 @@ class GraphExec(RebindableExec):
     def _embed(self, stream: StreamHandle) -> None:
         # not the source: updates in place brought other parameters
         graph = self._current_graph().handle
-        embed(self.driver, graph, stream, self._owners, (*self._runs, *self._earlier))
+        embed(self.driver, graph, stream, self._owners, (*self._taken.runs, *self._earlier))
 
     def stream_closed(self) -> None:
         """The stream of the newest launch was closed: the next one looks, and says so."""
@@ -196,93 +192,34 @@ class GraphExec(RebindableExec):
             )
         return handle
 
+    def _forget_stream(self) -> None:
+        self._bound_stream = _UNBOUND
+
     def _unbind(self) -> None:
         self._bound_stream, self._bound_handle, self._call = _UNBOUND, None, _not_bound
 
-    def _look_closer(self) -> None:
-        """Raises what the flag means; returns where a guard finds nothing."""
-        self._refuse_closed("launch")
-        found = self._found(everything=self._guard == "full")
-        if not found and self._guard == "owners":
-            self._refusal = None  # what rang meant nothing: a view holds the memory still
-        if found:
-            raise stale_error(found)
-
-    # ---- validity ------------------------------------------------------------------------------
-
-    def check(self) -> list[StaleResource]:
-        """What the graph depends on and is no longer what it was; empty where it is valid.
-
-        Compares every tensor the graph keeps or watches (address, bytes, element type, allocation)
-        and all other memory its nodes point into, as it was at the first look (a full guard,
-        :meth:`Graph.watch`, else the first call of this); reports what :meth:`mark_stale` said.
-        """
-        self._refuse_closed("check")
-        return self._found(everything=True)
-
-    def _found(self, *, everything: bool) -> list[StaleResource]:
-        found = self._validity.find(self._owners, self._current, everything=everything)
-        return found if self._marked is None else [self._marked, *found]
-
-    def _listening(self, graph: Graph) -> Validity:
-        """What ``graph`` depends on; where there is a guard, its owners can ring."""
-        validity = graph.validity()
-        if self._guard is not None:
-            validity.listen(partial(_look_again, weakref.ref(self)), graph.owners)
-        return validity
-
-    def _set_owners(self, owners: OwnerSet) -> None:
-        super()._set_owners(owners)
-        self._validity.hear(owners)
-
-    def mark_stale(self, reason: str, label: str = "") -> None:
-        """Says that a buffer the graph uses has changed; owners of buffers call this.
-
-        With guard "owners" or "full" every later launch raises StaleGraphError until an update
-        brings a graph of the new buffers; without a guard only :meth:`check` tells.
-        """
-        if self._refusal == CLOSED:
-            return
-        self._marked = StaleResource(label, "marked", "as captured", reason)
-        if self._guard is not None:
-            self._refusal = _CHECK_FIRST
-            self._bound_stream = _UNBOUND
-
     # ---- what an update leaves -----------------------------------------------------------------
 
-    def _take(self, graph: Graph, version: Version) -> None:
+    def _follow(self, switch: Switch) -> None:
+        if not are_noted(self._taken.runs, self._bound_handle):
+            self._unbind()
+        switch.bound = self._call
+        self._listen()
+
+    def _take(self, taken: Handover, graph: Graph) -> None:
+        runs, before = taken.runs, self._taken.runs
         self._graph = graph
-        self._version = version
+        self._taken = taken
         self._owners = graph.owners
-        self._moved(version)
-        runs = runs_of(graph.runs, graph.owners)
-        if runs != self._runs:
+        self._moved(taken.version)
+        if runs != before:
             # it may write what it wrote before: guards of those outputs see its runs still
-            if self._runs[0] not in self._earlier:
-                self._earlier.update(self._runs)
-            self._runs = runs
+            if before[0] not in self._earlier:
+                self._earlier.update(before)
             if not are_noted(runs, self._bound_handle):
                 self._unbind()
-        self._validity.close()
-        self._validity = self._listening(graph)
+        self._listen()
         self._forgive()
-
-    def _forgive(self) -> None:
-        """What was said to be stale is so no more."""
-        self._marked = None
-        self._refusal = _CHECK_FIRST if self._guard == "full" else None
-
-    def _changes_become_a_version(self) -> None:
-        self._validity.rebase(self._owners, self._current)
-
-    def _watched(self) -> Mapping[str, Any]:
-        return self._validity.names()
-
-    def _exchanged(self, old: Sequence[Span]) -> None:
-        self._validity.forget(old)
-        marked = self._marked
-        if marked is not None and marked.label in ("", *(span.name for span in old)):
-            self._forgive()
 
     # ---- the rest ------------------------------------------------------------------------------
 
@@ -290,11 +227,6 @@ class GraphExec(RebindableExec):
     def runs(self) -> Runs:
         """The runs of its graph, for guards of its outputs; LifecycleError after :meth:`close`."""
         return self._version_graph("runs").runs
-
-    @property
-    def marked(self) -> StaleResource | None:
-        """What :meth:`mark_stale` said since the last update; None where nothing was said."""
-        return self._marked
 
     def memory_report(self) -> MemoryReport:
         """What the executable, its graph's pool and allocations, and its owners take, in bytes."""
@@ -340,7 +272,9 @@ class GraphExec(RebindableExec):
         self._unbind()
         self._current.close()
         self._resource.close()
-        self._validity.close()
+        self._stop_listening()
+        self._known_switches.forget()
+        self._switches = {}
         self._owners = OwnerSet()
         self._graph = self._copy = None
 
@@ -375,14 +309,6 @@ def forget_bindings(driver: Driver) -> None:
     for executable in executables:
         if same_driver(executable.driver, driver):
             executable._unbind()
-
-
-def _look_again(executable: weakref.ref[GraphExec]) -> None:
-    """Lets an executable look at its owners before its next launch; called from anywhere."""
-    found = executable()
-    if found is not None and found._refusal is None:
-        found._refusal = _CHECK_FIRST
-        found._bound_stream = _UNBOUND
 
 
 def _not_bound() -> None:

@@ -82,7 +82,7 @@ class ExecResource:
     The owners outlive it until the launches that use them have run (retired.py).
     """
 
-    __slots__ = ("__weakref__", "_closer", "_held", "driver", "handle", "source")
+    __slots__ = ("__weakref__", "_closer", "driver", "handle", "held", "source")
 
     def __init__(
         self, driver: Driver, handle: ExecHandle, source: GraphResource, owners: OwnerSet
@@ -90,25 +90,28 @@ class ExecResource:
         self.driver = driver
         self.handle = handle
         self.source = source
-        self._held = Held(driver, owners)
+        self.held = Held(driver, owners)
         source.live += 1
         # what is held goes with the finalizer: it must live until the destroy has really happened
         self._closer = weakref.finalize(
-            self, _later, "an executable", driver.destroy_exec, handle, (self._held, source)
+            self, _later, "an executable", driver.destroy_exec, handle, (self.held, source)
         )
         self._closer.atexit = False
 
     def launches_on(self, stream: Any, handle: StreamHandle) -> None:
         """Notes where the next launches go; ``stream`` is held, to be asked about them."""
-        self._held.stream, self._held.handle = stream, handle
+        self.held.launches_on(stream, handle)
 
     def launches_have_run(self) -> None:
         """Notes that nothing launched up to now runs any more: owners need not wait for it."""
-        self._held.stream = self._held.handle = None
+        self.held.stream = self.held.handle = None
 
-    def replace_owners(self, owners: OwnerSet) -> None:
-        """Swaps the owners as a whole, after the driver took the change they belong to."""
-        self._held.replace(owners)
+    def replace_owners(self, owners: OwnerSet, *, takes_turns: bool = False) -> object:
+        """Swaps the owners as a whole, after the driver took the change they belong to.
+
+        Arguments and result as of :meth:`Held.replace`.
+        """
+        return self.held.replace(owners, takes_turns=takes_turns)
 
     def close(self) -> None:
         """Destroys the executable now, or once no capture is under way."""

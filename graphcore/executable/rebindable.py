@@ -5,8 +5,7 @@ What is to be done is decided in rebinding.py; here is what it does to the execu
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,6 @@ from graphcore.driver.records import NodeHandle, NodeParams
 from graphcore.executable.rebind_request import checked_names
 from graphcore.executable.rebinding import RebindOutcome, rebind
 from graphcore.executable.updating import UpdatableExec
-from graphcore.resources.spans import Span
 
 if TYPE_CHECKING:
     from graphcore.executable.graph import Graph
@@ -71,16 +69,6 @@ class RebindableExec(UpdatableExec):
         for handle, params in changes.items():
             self._current.note(handle, params)
         self._changes_become_a_version()
-        version = replace(self._version, resource=made.resource)
-        self._graph, self._version, self._copy = made, version, made
+        version = replace(self._current.version, resource=made.resource)
+        self._graph = self._copy = made
         self._moved(version)
-
-    # ---- what the half that launches has -------------------------------------------------------
-
-    @abstractmethod
-    def _watched(self) -> Mapping[str, Any]:
-        """Memory that is watched under a name."""
-
-    @abstractmethod
-    def _exchanged(self, old: Sequence[Span]) -> None:
-        """Nothing of the executable points into ``old`` any more."""

@@ -26,59 +26,89 @@ class Held:
     """What one executable keeps alive, and the stream of its newest launch.
 
     The stream's object is held too: a stream must be alive to be asked.
+
+    Attributes:
+        owners: The current set.
+        turn: An object for as long as sets that take turns may do so by setting ``owners`` alone:
+            another one since then says that a set was let go, or waits for a fence.
     """
 
-    __slots__ = ("_fence", "_fenced", "_old", "driver", "handle", "owners", "stream")
+    __slots__ = ("_fence", "_fenced", "_used", "driver", "handle", "owners", "stream", "turn")
 
     def __init__(self, driver: Driver, owners: OwnerSet) -> None:
         self.driver = driver
         self.owners = owners
         self.stream: Any = None
         self.handle: StreamHandle | None = None
-        self._old: list[OwnerSet] = []
-        # one fence at a time; it covers the first so many of the old sets
+        self.turn = object()
+        # sets that launches may use, the current one among them once it has given way before
+        self._used: list[OwnerSet] = []
+        # one fence at a time, and the sets that no launch after it uses
         self._fence: Fence | None = None
-        self._fenced = 0
+        self._fenced: list[OwnerSet] = []
 
-    def replace(self, owners: OwnerSet) -> None:
-        """Swaps the owners as a whole; the old ones wait for the launches up to now."""
-        old, self.owners = self.owners, owners
+    def launches_on(self, stream: Any, handle: StreamHandle) -> None:
+        """Notes where the next launches go."""
+        if self.handle is None:  # from here on a set that gives way has to wait
+            self.turn = object()
+        self.stream, self.handle = stream, handle
+
+    def replace(self, owners: OwnerSet, *, takes_turns: bool = False) -> object:
+        """Swaps the owners as a whole; the old ones wait for the launches up to now.
+
+        Args:
+            owners: The new set.
+            takes_turns: It was the current one before and the old one will be again: nothing is
+                asked, and both are kept until something new comes.
+
+        Returns:
+            The ``turn`` in which the old set waits.
+        """
+        turn, old = self.turn, self.owners
+        self.owners = owners
         if old is owners or self.handle is None:
-            return
+            return turn
         with _lock:
-            came_back = self._take_back(owners)
+            turn = self.turn
+            came_back = self._take_back(owners) or takes_turns
             if not came_back and owners.covers(old):
-                return
-            self._old.append(old)
+                return turn
+            if not _holds(self._used, old):
+                self._used.append(old)
             _waiting.add(self)
-        if not came_back or len(self._old) > 1:
+        if not came_back:
             self.settle()
+        return turn
 
     def _take_back(self, owners: OwnerSet) -> bool:
         """Whether ``owners`` waited here: versions take turns, and nothing is to be let go."""
-        for index, old in enumerate(self._old):
-            if old is owners:
-                del self._old[index]
-                self._fenced -= index < self._fenced
-                return True
-        return False
+        if _holds(self._fenced, owners):
+            self._fenced = [each for each in self._fenced if each is not owners]
+            return True
+        return _holds(self._used, owners)
 
     def settle(self) -> None:
         """Lets go of the sets whose launches have run."""
         gone: list[OwnerSet] = []  # what has run goes with this, outside the lock
         with _lock:
             if self._fence is not None and _has_passed(self.driver, self._fence):
-                gone += self._let_go(self._fenced)
-            if self._old and self._fence is None:
-                self._fence, self._fenced = self._new_fence(), len(self._old)
+                gone += self._let_go()
+            if self._fence is None and self._waits():
+                # first of all: a set that takes its turn on another thread from here on says so
+                self.turn, current = object(), self.owners
+                self._fenced = [each for each in self._used if each is not current]
+                self._used = [each for each in self._used if each is current]
+                self._fence = self._new_fence()
                 if self._fence is None or _has_passed(self.driver, self._fence):
-                    gone += self._let_go(self._fenced)
-            if not self._old:
+                    gone += self._let_go()
+            if not (self._fenced or self._waits()):
                 _waiting.discard(self)
 
-    def _let_go(self, count: int) -> list[OwnerSet]:
-        gone, self._old = self._old[:count], self._old[count:]
-        self._fence, self._fenced = None, 0
+    def _waits(self) -> bool:
+        return any(each is not self.owners for each in self._used)
+
+    def _let_go(self) -> list[OwnerSet]:
+        gone, self._fenced, self._fence = self._fenced, [], None
         return gone
 
     def _new_fence(self) -> Fence | None:
@@ -94,6 +124,10 @@ class Held:
         """Lets go of everything, once the launches up to now have run."""
         self.replace(OwnerSet())
         self.settle()
+
+
+def _holds(sets: list[OwnerSet], wanted: OwnerSet) -> bool:
+    return any(each is wanted for each in sets)
 
 
 def release_finished() -> int:

@@ -58,7 +58,7 @@ def runs_of(own: Runs, owners: OwnerSet) -> tuple[Runs, ...]:
 
 def are_noted(runs: Iterable[Runs], stream: StreamHandle | None) -> bool:
     """Whether a binding for ``runs`` would be the plain call and would note nothing new."""
-    return not any(each.is_counting or not each.has_run or each.stream != stream for each in runs)
+    return not [1 for each in runs if each.is_counting or not each.has_run or each.stream != stream]
 
 
 def bind_counted(

@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from graphcore.driver.active import UNDER_WAY
 from graphcore.errors import UpdateRefused
-from graphcore.executable.changing import ChangeableExec
+from graphcore.executable.guarded import GuardedExec
 from graphcore.executable.handles import MEMORY_KINDS
+from graphcore.executable.handover import Handover
+from graphcore.executable.switches import KnownSwitches, Switch, Switches
 from graphcore.executable.update import (
     UPDATED,
     Refusal,
@@ -26,19 +30,21 @@ from graphcore.executable.update import (
 from graphcore.executable.update_history import UpdateHistory
 
 if TYPE_CHECKING:
-    from graphcore.executable.graph import Graph, Guard
+    from graphcore.executable.graph import Graph
 
 _log = logging.getLogger("graphcore")
 
 
-class UpdatableExec(ChangeableExec):
+class UpdatableExec(GuardedExec):
     """What :class:`GraphExec` does with whole graphs."""
 
-    __slots__ = ("_auto_free", "_guard", "_history")
+    __slots__ = ("_auto_free", "_history", "_known_switches", "_switches")
 
     _auto_free: bool
-    _guard: Guard | None
     _history: UpdateHistory
+    _known_switches: KnownSwitches
+    _switches: Switches  # from the version it has
+    _call: Callable[[], Any]  # the bound launch
 
     def update(
         self, graph: Graph, reinstantiate: bool = True, strict: bool = False
@@ -67,16 +73,54 @@ class UpdatableExec(ChangeableExec):
             UpdateRefused: ``strict``, and the update was refused; nothing changed.
             CudaError: Not a refusal, but a failure; the executable is as before.
         """
+        try:
+            taken = graph.handover
+        except AttributeError:  # no graph
+            taken = None
+        # what is known to be no more than a switch costs no more than the driver's call
+        if taken is not None and self._refusal is None and self._current.is_fresh:
+            switch = self._switches.get(taken.stamp)
+            if (
+                switch is not None
+                and switch.turn is switch.held.turn
+                and not UNDER_WAY
+                and not switch.call()
+            ):
+                # as _take, where nothing but the version is another one
+                current, history = self._current, self._history
+                self._graph = graph
+                self._taken = taken
+                self._switches = switch.onward
+                self._marked = None
+                current.version = taken.version
+                self._owners = current.base_owners = switch.held.owners = graph._owners
+                history.updated += 1
+                history.in_a_row = 0
+                if switch.bound is not self._call or self._validity is not None:
+                    self._follow(switch)
+                if _log.isEnabledFor(logging.INFO):
+                    _log.info("update of %r: %s", self, UPDATED)
+                return UPDATED
+        return self._update(graph, reinstantiate=reinstantiate, strict=strict)
+
+    def _update(self, graph: Graph, *, reinstantiate: bool, strict: bool) -> UpdateOutcome:
+        """An update that is not known to be a plain switch."""
         self._refuse_closed("update")
         check_new_graph(self.driver, graph)
         if self._guard == "full" and not graph.is_watched:
             graph.watch()
-        version = Version.of(graph, read_again=graph.resource is self._version.resource)
+        before = self._current.version
+        is_own = graph.resource is before.resource
+        version = Version.of(graph, read_again=is_own)
+        # the switch from here on to this graph is known where both are what they always are
+        is_plain = not is_own and not self._current.changes()
+        turn: object = None
         refusal = try_in_place(
-            self.driver, self._resource.handle, self._version, version, self._current.snapshot
+            self.driver, self._resource.handle, before, version, self._current.snapshot
         )
         if refusal is None:
-            self._resource.replace_owners(graph.owners)
+            comes_back = self._known_switches.know(graph.handover)
+            turn = self._resource.replace_owners(graph.owners, takes_turns=comes_back)
             self._history.note_success()
             outcome = UPDATED
         else:
@@ -84,9 +128,33 @@ class UpdatableExec(ChangeableExec):
             if strict and not outcome.is_current:
                 raise UpdateRefused(f"update: {outcome.reason}")
         if outcome.is_current:
-            self._take(graph, version)
+            switches = self._switches if is_plain and turn is not None else {}
+            if is_own:
+                graph.renew(version)
+            taken = graph.hand_over(version)
+            self._take(taken, graph)
+            self._remember(switches, taken, turn, is_lasting=graph.owned)
         _log.info("update of %r: %s", self, outcome)
         return outcome
+
+    def _remember(
+        self, before: Switches, taken: Handover, turn: object, *, is_lasting: bool
+    ) -> None:
+        """Notes how the executable came to ``taken`` from the version that has ``before``.
+
+        Args:
+            before: The switches from the version it had.
+            taken: What it took over.
+            turn: In which the owners of before wait.
+            is_lasting: Whether it is of a graph of ours; a borrowed one may change.
+        """
+        if not is_lasting:
+            self._switches = {}
+            return
+        self._switches = self._known_switches.after(taken.stamp)
+        executable, graph = self._resource.handle, taken.version.resource.handle
+        call = self.driver.bind_update(executable, graph)
+        before[taken.stamp] = Switch(call, self._resource.held, turn, self._switches)
 
     @property
     def updates(self) -> UpdateHistory:
@@ -120,11 +188,17 @@ class UpdatableExec(ChangeableExec):
             if goes_first:
                 self.close()
             raise
+        self._known_switches.forget()
+        self._switches = {}
         self._unbind()
         old.close()
 
     # ---- what the half that launches has -------------------------------------------------------
 
     @abstractmethod
-    def _take(self, graph: Graph, version: Version) -> None:
-        """Makes ``graph`` what the executable is known to run."""
+    def _take(self, taken: Handover, graph: Graph) -> None:
+        """Makes ``graph``, which handed over ``taken``, what the executable is known to run."""
+
+    @abstractmethod
+    def _follow(self, switch: Switch) -> None:
+        """The rest of a switch: what listens to owners, and whether the bound launch will do."""

@@ -400,7 +400,7 @@ def test_going_back_and_forth_makes_no_new_graphs(bench: Bench) -> None:
         assert dict(outcome.words) == {"old 0": 1}
         routes.add(outcome.route)
         reasons.append(outcome.reason)
-        graphs.add(executable._version.resource.handle)
+        graphs.add(executable._current.version.resource.handle)
         run(executable, bench)
     assert (values(bench, x), values(bench, y)) == ([4.0] * 4, [4.0] * 4)
     assert routes == {RebindRoute.WHOLE}

@@ -184,6 +184,23 @@ def update_refusals_are_values_with_reason_node_and_from_node():
     raises("CUDA_ERROR_INVALID_VALUE", cuda.update_exec, executable, one)
 
 
+def bound_updates_make_one_call_and_tell_what_was_refused():
+    cuda = driver()
+    one, two, more = (cuda.create_graph() for _ in range(3))
+    cuda.add_node(more, [], EmptyParams())
+    executable = cuda.instantiate(one)
+    update, refused = cuda.bind_update(executable, two), cuda.bind_update(executable, more)
+    before = stub().stub_calls(b"cuGraphExecUpdate")
+    current = stub().stub_calls(b"cuCtxGetCurrent")
+    assert not update()
+    assert refused()
+    stub().stub_fail(b"cuGraphExecUpdate", 1)
+    assert update()
+    assert not update()
+    assert stub().stub_calls(b"cuGraphExecUpdate") == before + 4
+    assert stub().stub_calls(b"cuCtxGetCurrent") == current, "the handles know their context"
+
+
 def bound_launches_return_and_failures_are_raised_from_the_result():
     cuda = driver()
     executable = cuda.instantiate(cuda.create_graph())

@@ -124,6 +124,18 @@ class ExecutableCalls(NodeCalls):
             from_node=NodeHandle(info.error_from_node) if info.error_from_node else None,
         )
 
+    def bind_update(self, executable: ExecHandle, graph: GraphHandle) -> Callable[[], object]:
+        """As the protocol says.
+
+        An update works on handles that know their context: it is tried in whichever is current.
+        """
+        return functools.partial(
+            self._entry_points.prepared_update,
+            ctypes.c_void_p(executable),
+            ctypes.c_void_p(graph),
+            ctypes.byref(UpdateInfo()),
+        )
+
     @in_context
     def set_exec_node_params(
         self, executable: ExecHandle, node: NodeHandle, params: NodeParams

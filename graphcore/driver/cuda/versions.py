@@ -82,6 +82,9 @@ class EntryPoints:
         self.update = _entry_point(
             "cuGraphExecUpdate", 12000, pointer, pointer, ctypes.POINTER(UpdateInfo)
         )
+        # with declared types ctypes converts each argument at each call, which costs more than the
+        # call: this one takes ctypes objects that were made once
+        self.prepared_update = _entry_point("cuGraphExecUpdate", 12000)
         self.edges = _entry_point(
             "cuGraphGetEdges", 13000, pointer, pointer, pointer, pointer, count
         )
