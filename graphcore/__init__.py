@@ -62,6 +62,7 @@ _HOMES = {
     "fingerprint": "graphcore.resources.fingerprint",
     "kernel": "graphcore.driver",
     "open_driver": "graphcore.driver",
+    "set_conditional": "graphcore.driver.emulated",
     "trace_replays": "graphcore.executable.tracing",
 }
 
@@ -115,11 +116,13 @@ __all__ = [
     "fingerprint",
     "kernel",
     "open_driver",
+    "set_conditional",
     "trace_replays",
 ]
 
 if TYPE_CHECKING:
     from graphcore.driver import Driver, Event, Kernel, Stream, kernel, open_driver
+    from graphcore.driver.emulated import set_conditional
     from graphcore.driver.records import LaunchConfig
     from graphcore.errors import (
         CacheTypeError,

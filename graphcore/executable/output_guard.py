@@ -79,7 +79,7 @@ class OutputGuard:
 
     @property
     def run(self) -> int:
-        """Which run this is the output of, counted since the graph's first guard."""
+        """Which run this is the output of, counted since the graph's first guard: 0 was before."""
         return self._run
 
     @property
@@ -126,19 +126,23 @@ class OutputGuard:
             raise LifecycleError("latest: expected an open executable, got one that is gone")
         return OutputGuard(executable, self._tensor, self.name)
 
+    @property
+    def _which(self) -> str:
+        return f"run {self._run}" if self._run else "the run before the first guard"
+
     # ---- inside --------------------------------------------------------------------------------
 
     def _refuse(self, what: str) -> None:
         writer = self._writer()
         if writer is not None:
             raise OverwrittenOutputError(
-                f"{what}: {self.name}: expected the output of run {self._run}, got memory that "
+                f"{what}: {self.name}: expected the output of {self._which}, got memory that "
                 f"{writer} has overwritten; clone() the output before the next run, or copy it "
                 "out into a tensor of your own"
             )
         if self._runs.count < self._run:
             raise LifecycleError(
-                f"{what}: {self.name}: expected the output of run {self._run}, got an executable "
+                f"{what}: {self.name}: expected the output of {self._which}, got an executable "
                 "that has not run yet; launch it first"
             )
 
@@ -175,7 +179,7 @@ class OutputGuard:
         state = "overwritten" if self.is_overwritten else "current"
         if self._runs.count < self._run:
             state = "not written yet"
-        return f"<OutputGuard {self.name} of run {self._run}: {state}>"
+        return f"<OutputGuard {self.name} of {self._which}: {state}>"
 
 
 def _parts(value: Any, where: str) -> Iterator[tuple[str, Any]]:

@@ -59,8 +59,13 @@ class RebindOutcome:
     words: Mapping[str, int]
 
     def __str__(self) -> str:
-        total = sum(self.words.values())
-        return f"{self.route.value}: {total} pointers in {self.nodes} nodes: {self.reason}"
+        pointers = _counted(sum(self.words.values()), "pointer")
+        nodes = _counted(self.nodes, "node")
+        return f"{self.route.value}: {pointers} in {nodes}: {self.reason}"
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def rebind(

@@ -8,7 +8,7 @@ count.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from graphcore.driver.kernel import Pointer
@@ -80,7 +80,7 @@ class NodeChange:
         return f"{self.after}: " + "; ".join(map(str, self.fields))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class GraphDiff:
     """What changed from one graph to another.
 
@@ -106,9 +106,9 @@ class GraphDiff:
     refusal: Difference | None
     traps: tuple[Difference, ...]
     topology: tuple[TopologyChange, ...]
-    old: GraphSnapshot = field(repr=False)
-    new: GraphSnapshot = field(repr=False)
-    partner: Mapping[int, int] = field(repr=False)
+    old: GraphSnapshot
+    new: GraphSnapshot
+    partner: Mapping[int, int]
 
     @property
     def is_empty(self) -> bool:
@@ -116,6 +116,12 @@ class GraphDiff:
         return not (
             self.changed or self.removed or self.added or self.removed_edges or self.added_edges
         )
+
+    def __repr__(self) -> str:
+        parts = (("changed", self.changed), ("removed", self.removed), ("added", self.added))
+        counts = ", ".join(f"{len(nodes)} {what}" for what, nodes in parts)
+        answer = "possible" if self.update_possible else "not possible"
+        return f"<GraphDiff {counts}; update in place {answer}>"
 
     def __bool__(self) -> bool:
         """Whether something differs."""
@@ -191,8 +197,15 @@ def diff(a: GraphSnapshot | HasSnapshot, b: GraphSnapshot | HasSnapshot) -> Grap
         if found is not None:
             changed.append(found)
     forward = {before: after for after, before in partner.items()}
-    old_edges = {(forward.get(s), forward.get(t)): (s, t) for s, t in old.edges}
-    new_edges = {(s, t): (s, t) for s, t in new.edges if s in partner and t in partner}
+    # an edge of other data (a programmatic one) is another edge
+    old_edges = {
+        (forward.get(s), forward.get(t), data): (s, t) for (s, t), data in old.edges_with_data()
+    }
+    new_edges = {
+        (s, t, data): (s, t)
+        for (s, t), data in new.edges_with_data()
+        if s in partner and t in partner
+    }
     removed = tuple(node for node in old.nodes if node.index not in forward)
     added = tuple(node for node in new.nodes if node.index not in partner)
     removed_edges = tuple(

@@ -27,7 +27,7 @@ from graphcore.resources.addresses import AddressBook, KnownMemory, Place, nowhe
 from graphcore.resources.driver_argument import checked_driver
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Attribution:
     """One operand that points into known memory.
 
@@ -46,6 +46,9 @@ class Attribution:
     byte_offset: int
     address: int
     place: Place
+
+    def __repr__(self) -> str:
+        return f"<Attribution {self.node}: {self}>"
 
     def __str__(self) -> str:
         inside = f" (byte {self.byte_offset})" if self.byte_offset else ""

@@ -38,7 +38,7 @@ class ReadableGraph(Protocol):
     def private_memory(self) -> list[tuple[int, int]]: ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Fingerprint:
     """The fields in order, node by node, and their digest (32 hex digits)."""
 
@@ -51,6 +51,9 @@ class Fingerprint:
         return tuple(
             Field(group.where, name, value) for group in self.groups for name, value in group.values
         )
+
+    def __repr__(self) -> str:
+        return f"<Fingerprint {self.digest}, {len(self.groups)} parts>"
 
     def compare(self, other: Fingerprint) -> list[str]:
         """What differs, one sentence a field; empty exactly where the digests are equal.

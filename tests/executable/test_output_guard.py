@@ -97,6 +97,7 @@ def test_a_guard_made_after_a_run_is_of_that_run(graphcore_driver: Driver) -> No
     assert guard.get() is y
     replay(executable)
     assert guard.is_overwritten
+    assert "of the run before the first guard: overwritten" in repr(guard)
 
 
 def test_several_outputs_are_guarded_as_one_and_copied_as_one(graphcore_driver: Driver) -> None:

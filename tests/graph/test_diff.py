@@ -266,3 +266,19 @@ def test_what_is_no_graph_is_refused_by_its_name(wrong: Any, words: str) -> None
 def test_notes_of_another_form_are_refused(wrong: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"^notes.*: expected a"):
         snapshot([kernel_node(0)]).drawing(wrong)
+
+
+def test_an_edge_of_other_data_is_another_edge() -> None:
+    plain = chain(2)
+    programmatic = replace(plain, edge_data=((1, 0, 1),))
+    found = diff(plain, programmatic)
+    assert found
+    assert (found.removed_edges, found.added_edges) == (((0, 1),), ((0, 1),))
+    assert not diff(plain, replace(plain, edge_data=((0, 0, 0),)))
+
+
+def test_a_comparison_is_shown_in_one_line() -> None:
+    assert repr(diff(chain(2), chain(3))) == (
+        "<GraphDiff 0 changed, 0 removed, 1 added; update in place not possible>"
+    )
+    assert repr(diff(chain(2), chain(2))).endswith("0 added; update in place possible>")

@@ -58,6 +58,7 @@ def test_pointers_of_a_real_graph_are_told_by_the_names_given(bench: Bench) -> N
         "src = layer 4 keys",
         "address = layer 4 values + 16 bytes",
     ]
+    assert repr(found[0]) == "<Attribution node 0 (kernel axpy): x = layer 4 keys + 8192 bytes>"
     assert [entry.argument for entry in found] == [1, 2, None, None, None]
     lines = notes(found)
     assert list(lines) == [0, 1, 2]

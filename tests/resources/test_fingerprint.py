@@ -388,6 +388,7 @@ def test_the_same_capture_twice_is_the_same_and_contents_never_count(bench: Benc
     bench.run(first.handle, times=3)
     assert fingerprint(first) == before
     assert fingerprint(Captured(bench, step)) == before
+    assert repr(before) == f"<Fingerprint {before.digest}, 3 parts>"
 
     def changed() -> None:
         bench.launch(add_one, x, 16)
