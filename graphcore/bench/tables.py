@@ -88,7 +88,7 @@ def _read(path: Path) -> Result:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ConfigurationError(f"{path}: expected JSON, got {error}") from error
+        raise ConfigurationError(f"{path}: expected JSON: {error}") from error
     missing = [name for name in _FIELDS if not isinstance(content, dict) or name not in content]
     if missing:
         raise ConfigurationError(f"{path}: expected a result of a suite, got one without {missing}")

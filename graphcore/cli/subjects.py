@@ -63,8 +63,7 @@ class Subject:
         if isinstance(self.value, GraphSnapshot):
             return self.value
         raise ConfigurationError(
-            f"{self.name}: expected a graph or snapshot to compare, got a "
-            f"{type(self.value).__name__}"
+            f"{self.name}: expected a graph or snapshot to compare, got {type(self.value).__name__}"
         )
 
 
@@ -111,7 +110,7 @@ def _read(path: Path) -> GraphSnapshot | GraphPlan:
     try:
         data = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ConfigurationError(f"{path}: expected JSON, got {error}") from error
+        raise ConfigurationError(f"{path}: expected JSON: {error}") from error
     found = data.get("format") if isinstance(data, dict) else None
     if not isinstance(found, str) or found not in _READERS:
         known = " or ".join(map(repr, _READERS))
@@ -195,7 +194,10 @@ def _refuse_arguments(text: str, function: Callable[..., Any]) -> None:
 
 
 def _described(value: object) -> str:
-    return "None" if value is None else f"a {type(value).__name__}"
+    if value is None:
+        return "None"
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
 
 
 def _one_line(error: BaseException) -> str:

@@ -242,6 +242,7 @@ class Kernel:
         if self.reference is None:
             raise ConfigurationError(
                 f"kernel {self.name} has no Python reference: it cannot run on the emulated driver"
+                "; graphcore.kernel takes one, GraphPlan.from_json kernels=[...] that have one"
             )
         self.reference(config, *self.unpack(arguments))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -81,13 +82,13 @@ def capture_function(
 
     Args:
         fn: What to capture; it runs ``warmup`` times for real and once for the capture.
-        args: Its arguments.
+        args: Its arguments, by position; a lambda or functools.partial gives others.
         warmup: Runs before the capture.
         capture_options: As of :func:`capture`.
 
     Raises:
-        ConfigurationError: ``fn`` cannot be called, ``warmup`` is no int or negative, or as of
-            :func:`capture`.
+        ConfigurationError: ``fn`` cannot be called, ``warmup`` is no int or negative, an
+            unknown option, or as of :func:`capture`.
         CaptureError: As of :func:`capture`.
     """
     if not callable(fn):
@@ -96,6 +97,12 @@ def capture_function(
         raise ConfigurationError(f"warmup: expected an int, got {warmup!r}")
     if warmup < 0:
         raise ConfigurationError(f"warmup: expected at least 0, got {warmup}")
+    unknown = capture_options.keys() - inspect.signature(capture).parameters.keys()
+    if unknown:
+        raise ConfigurationError(
+            f"capture_function: expected options of capture, got {', '.join(sorted(unknown))}; "
+            "arguments of the function are given by position: use a lambda for those by name"
+        )
     capturing = capture(**capture_options)
     capturing.warm_up(lambda: fn(*args), warmup)
     with capturing:

@@ -113,6 +113,7 @@ class CurrentParameters:
             raise CacheTypeError(
                 f"{field}: expected a NodeRecord, a node handle or an index, got "
                 f"{type(node).__name__}"
+                + ("; graph.plan_nodes[name] has the handles" if isinstance(node, str) else "")
             )
         found = self._index.get(handle) or self._index.get(self._alias(handle))
         if found is None or (isinstance(node, NodeRecord) and node.kind is not found.kind):

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from graphcore.drawing.model import node_count
 from graphcore.driver.records import NodeKind
 from graphcore.errors import ConfigurationError
 from graphcore.graph.nodes import shorten
@@ -54,7 +55,7 @@ def unmet(expect: Expectation, graph: Graph) -> str | None:
     """What ``graph`` lacks of ``expect``, in words; None where it has all of it."""
     if isinstance(expect, int):
         count = len(graph.driver.nodes(graph.handle))
-        return None if count >= expect else f"expected at least {expect} nodes, got {count}"
+        return None if count >= expect else f"expected at least {node_count(expect)}, got {count}"
     if hasattr(expect, "snapshot"):
         expect = expect.snapshot()
     wanted = Counter(_wanted(_nodes_of(expect) or ()))

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from graphcore.drawing.model import node_count
 from graphcore.driver import Driver
 from graphcore.driver.records import GraphHandle, NodeHandle, NodeKind
 from graphcore.errors import ConfigurationError, CudaError, LifecycleError
@@ -294,11 +295,11 @@ class Graph(NotCopied):
         if self._resource is None:
             return "<Graph closed>"
         try:
-            count = str(len(self.driver.nodes(self._resource.handle)))
+            nodes = node_count(len(self.driver.nodes(self._resource.handle)))
         except CudaError:  # a lost context or a closed driver: logs and debuggers still show it
-            count = "?"
+            nodes = "? nodes"
         kind = "" if self._resource.owned else " borrowed"
-        return f"<Graph {count} nodes {self.driver.name}:{self.driver.device}{kind}>"
+        return f"<Graph {nodes} {self.driver.name}:{self.driver.device}{kind}>"
 
     # ---- making others -------------------------------------------------------------------------
 

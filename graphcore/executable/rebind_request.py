@@ -95,7 +95,8 @@ def _pairs(
         old, new = pair
         owner = next((each for each in owners if each.object is old), None)
         label = owner.label if owner is not None else ""
-        pairs.append((label or f"old {index}", old, _record_of(owner), new))
+        given_as = next((str(name) for name, each in names.items() if each is old), "")
+        pairs.append((given_as or label or f"old {index}", old, _record_of(owner), new))
     return pairs
 
 

@@ -74,6 +74,10 @@ class UpdateOutcome:
         """Whether the executable now does what the new graph says."""
         return self.status is not UpdateStatus.REFUSED
 
+    def __repr__(self) -> str:
+        """Short: the fields of a node on one line cannot be read."""
+        return f"<UpdateOutcome {self}>"
+
     def __str__(self) -> str:
         advice = f" ({self.advice})" if self.advice else ""
         return f"{self.status.value}: {self.reason}{advice}"

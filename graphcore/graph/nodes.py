@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from graphcore.drawing.model import node_count
 from graphcore.driver.kernel import Kernel, Pointer
 from graphcore.driver.records import (
     ConditionalParams,
@@ -148,7 +149,7 @@ class NodeRecord:
         if isinstance(params, MemsetParams):
             return _extent(params.width * params.element_size, params.height, 1)
         if self.inner:
-            return f"{sum(len(graph.nodes) for graph in self.inner)} nodes"
+            return node_count(sum(len(graph.nodes) for graph in self.inner))
         size = getattr(params, "size", None)
         return "" if size is None else f"{size} B"
 

@@ -60,7 +60,7 @@ def from_json(text: str) -> GraphSnapshot:
     try:
         data = json.loads(text)
     except ValueError as error:
-        raise ConfigurationError(f"snapshot: expected JSON, got {error}") from None
+        raise ConfigurationError(f"snapshot: expected JSON: {error}") from None
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise ConfigurationError(f"snapshot: expected format {FORMAT!r}")
     if data.get("version") != VERSION:

@@ -81,9 +81,13 @@ def check_config(config: Any) -> LaunchConfig:
         )
     for name, most in _MOST.items():
         sizes = getattr(config, name)
-        if len(sizes) != 3 or any(
-            not isinstance(n, int) or not 1 <= n <= limit
-            for n, limit in zip(sizes, most, strict=False)
+        if (
+            not isinstance(sizes, (tuple, list))
+            or len(sizes) != 3
+            or any(
+                not isinstance(n, int) or not 1 <= n <= limit
+                for n, limit in zip(sizes, most, strict=False)
+            )
         ):
             raise ConfigurationError(
                 f"config.{name}: expected three sizes from 1 to {most}, got {sizes}"
@@ -134,7 +138,7 @@ def _checked(kernel: Kernel, index: int, parameter: Parameter, value: Any) -> An
             raise ConfigurationError(f"{where}: a condition's handle needs a u64 parameter")
         return value
     if isinstance(value, (View, PlanBuffer)) or is_tensor(value):
-        raise ConfigurationError(f"{where}: expected a scalar, got a {type(value).__name__}")
+        raise ConfigurationError(f"{where}: expected a scalar, got {type(value).__name__}")
     try:
         # as the kernel will get it: NumPy scalars become plain ones
         return parameter.unpack(parameter.pack(index, value))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from graphcore.errors import LifecycleError
 
 if TYPE_CHECKING:
+    from graphcore.driver import Driver
     from graphcore.executable import GraphExec
     from graphcore.plan.plan import GraphPlan
 
@@ -20,6 +21,7 @@ class CompiledPlan:
         executable: Its executable; None where it runs directly.
         eager: What :meth:`GraphPlan.run` needs besides the stream, where it runs directly.
         reason: Why it is one or the other.
+        driver: Where it runs.
     """
 
     def __init__(
@@ -28,11 +30,14 @@ class CompiledPlan:
         executable: GraphExec | None,
         eager: dict[str, Any] | None,
         reason: str,
+        driver: Driver,
     ) -> None:
         self.plan = plan
         self.executable = executable
         """The executable, for updates and checks; None where the plan runs directly."""
         self.reason = reason
+        self.driver = driver
+        """Where launches run, whichever way they do: ``compiled.driver.synchronize()``."""
         self._eager = eager
 
     @property

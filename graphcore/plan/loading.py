@@ -60,7 +60,7 @@ def from_json(text: str, kernels: Sequence[Kernel], plan_type: type[GraphPlan]) 
     try:
         data = json.loads(text)
     except (ValueError, TypeError, RecursionError) as error:
-        raise _damaged(f"expected JSON, got {error}") from None
+        raise _damaged(f"expected JSON: {error}") from None
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise _damaged(f"expected format {FORMAT!r}")
     if data.get("version") != VERSION or isinstance(data["version"], bool):

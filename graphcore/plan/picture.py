@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from graphcore.drawing import RACE, Box, Drawing, Link
+from graphcore.drawing.model import node_count
 from graphcore.graph.nodes import launch_shape
 from graphcore.plan.levels import Level
 from graphcore.plan.races import find_races
@@ -116,7 +117,7 @@ def _detail(node: PlanNode) -> str:
         count = len(work.bodies)
         return f"{work.form} {work.condition.name}" + (f", {count} bodies" if count > 1 else "")
     if isinstance(work, Embed):
-        return f"{len(work.plan.nodes)} nodes"
+        return node_count(len(work.plan.nodes))
     return ""
 
 

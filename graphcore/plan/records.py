@@ -94,6 +94,9 @@ class View(Operand):
         high = (sum(max(0, step) for step in steps) + 1) * self.itemsize
         return self.offset + low, self.offset + high
 
+    def __repr__(self) -> str:
+        return f"<View {self}>"
+
     def __str__(self) -> str:
         """``x`` for all of a buffer, else what part of it as which elements."""
         if self == self.buffer.whole:
@@ -275,6 +278,11 @@ class PlanNode:
     writes: tuple[View, ...] = ()
     after: tuple[int, ...] | None = None
     label: str = ""
+
+    def __repr__(self) -> str:
+        """Short: what a cell or a prompt shows after ``plan.memset(...)``."""
+        label = f" in {self.label}" if self.label else ""
+        return f"<PlanNode {self.index} {self.name!r} {type(self.work).__name__}{label}>"
 
 
 @dataclass(frozen=True, slots=True)

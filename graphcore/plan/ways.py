@@ -10,6 +10,7 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
+from graphcore.drawing.model import node_count
 from graphcore.driver import Driver, as_stream
 from graphcore.driver.records import CaptureState
 from graphcore.errors import CaptureError, ConfigurationError
@@ -173,13 +174,13 @@ class PlanWays(PlanDeclarations):
         options = {"events": events, "copy_kernel": copy_kernel}
         if not _is_disabled():
             graph = self.build(buffers, driver=driver, check=check, **options)
-            reason = f"built as a graph of {len(self.nodes)} nodes"
-            made = CompiledPlan(self._plan, graph.instantiate(), None, reason)
+            reason = f"built as a graph of {node_count(len(self.nodes))}"
+            made = CompiledPlan(self._plan, graph.instantiate(), None, reason, graph.driver)
         else:
             binding, _ = self._prepared(buffers, driver, events, copy_kernel, check)
             eager = {"buffers": dict(buffers), "driver": binding.driver, **options}
             reason = "GRAPHCORE_DISABLE=1: every launch runs the plan directly"
-            made = CompiledPlan(self._plan, None, eager, reason)
+            made = CompiledPlan(self._plan, None, eager, reason, binding.driver)
         _log.info("plan %r: %s", self.name, made.reason)
         return made
 

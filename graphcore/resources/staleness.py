@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from graphcore.errors import GraphcoreError
+from graphcore.errors import GraphcoreError, LifecycleError
 from graphcore.resources.lifetime import Owner, OwnerSet, Record, buffer_id
 from graphcore.resources.spans import extent
 from graphcore.resources.tensors import TensorRef, describe, is_tensor
@@ -101,6 +101,11 @@ def _shown(tensor: Any) -> str:
     return f"{ref.dtype}{list(ref.shape)} at {ref.address:#x}"
 
 
+def _unreadable(error: GraphcoreError) -> str:
+    """Why there is nothing to compare; the usual case in words of its own."""
+    return "a closed buffer" if isinstance(error, LifecycleError) else str(error)
+
+
 def _look_at(owner: Owner, record: Record, driver: Driver) -> StaleResource | None:
     return compare(owner.object, record, owner.label, driver)
 
@@ -111,7 +116,7 @@ def compare(obj: Any, record: Record, label: str, driver: Driver) -> StaleResour
     try:
         now = describe(obj, name=label)
     except GraphcoreError as error:
-        return StaleResource(label, "memory", f"{was.nbytes} bytes", str(error))
+        return StaleResource(label, "memory", f"{was.nbytes} bytes", _unreadable(error))
     pairs = (
         ("address", f"{was.address:#x}", f"{now.address:#x}"),
         ("dtype", was.dtype, now.dtype),

@@ -89,6 +89,10 @@ def _check_numbers(
         raise ConfigurationError(f"rounds: expected at least 1, got {rounds}")
     if not 0 <= tolerance < float("inf"):
         raise ConfigurationError(f"tolerance: expected a finite number >= 0, got {tolerance}")
+    if hasattr(inputs, "shape"):
+        raise ConfigurationError(
+            "inputs: expected a sequence of tensors, got one; put it in a list"
+        )
     rows = min((tensor.shape[0] for tensor in inputs if tensor.dim()), default=0)
     if valid_rows is not None and not 1 <= valid_rows <= rows:
         raise ConfigurationError(f"valid_rows: expected 1 to {rows} rows, got {valid_rows}")

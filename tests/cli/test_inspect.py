@@ -247,10 +247,10 @@ DAMAGED = json.dumps({"format": "graphcore-snapshot", "version": 1, "functions":
     ("content", "said"),
     [
         (None, "expected a readable JSON file: No such file or directory"),
-        (b"", "expected JSON, got "),
-        (b"{", "expected JSON, got "),
+        (b"", "expected JSON: "),
+        (b"{", "expected JSON: "),
         (b"\xff\xfe\x00", "expected a readable JSON file: not UTF-8 text"),
-        (b"[" * 100_000, "expected JSON, got "),
+        (b"[" * 100_000, "expected JSON: "),
         (b"[1, 2]", "got None"),
         (b'{"format": "onnx"}', "expected JSON with format 'graphcore-snapshot'"),
         (b'{"format": ["a"]}', "got ['a']"),
@@ -282,12 +282,12 @@ def test_a_file_that_cannot_be_read_is_refused_in_one_line(
         ("no_such_module:f", "raised ModuleNotFoundError: No module named 'no_such_module'"),
         ("broken_module:f", "importing broken_module raised ZeroDivisionError: division by zero"),
         ("work_of_a_test:nope", "module 'work_of_a_test' has no attribute 'nope'"),
-        ("work_of_a_test:number", "or a function, got a int"),
+        ("work_of_a_test:number", "or a function, got an int"),
         ("work_of_a_test:Kind", "or a function, got a type"),
         ("work_of_a_test:raising", "work_of_a_test:raising: raised KeyError: 'the reason"),
         ("work_of_a_test:leaving", "raised SystemExit: 3"),
         ("work_of_a_test:with_arguments", "got one that needs a"),
-        ("work_of_a_test:nothing", "it returned a int and launched nothing"),
+        ("work_of_a_test:nothing", "it returned an int and launched nothing"),
         ("work_of_a_test:reading", "CUDA_ERROR_STREAM_CAPTURE"),
         ("work_of_a_test:", "expected a readable JSON file"),
         (".", "expected a file or module:function, got a folder"),
@@ -308,7 +308,7 @@ def test_a_name_that_gives_nothing_to_see_is_refused_in_one_line(
 def test_a_comparison_needs_two_graphs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save(folder / "one.json", chain(2))
     assert run("one.json", "--diff", "work_of_a_test:comparison", "--text") == 2
-    assert "expected a graph or snapshot to compare, got a GraphDiff" in capsys.readouterr().err
+    assert "expected a graph or snapshot to compare, got GraphDiff" in capsys.readouterr().err
 
 
 def test_a_page_that_cannot_be_written_is_refused_before_anything_runs(

@@ -515,6 +515,13 @@ def test_what_cannot_be_called_is_refused_before_a_capture_begins() -> None:
         graphcore.capture_function(None)  # type: ignore[arg-type]
 
 
+def test_an_argument_given_by_name_is_refused_with_the_way_to_give_it() -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"capture_function: .* got scale; .* use a lambda"
+    ):
+        graphcore.capture_function(lambda x, scale: None, 1, scale=2.0)
+
+
 def test_a_negative_warm_up_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="warmup: expected at least 0, got -1"):
         graphcore.capture_function(lambda: None, warmup=-1)

@@ -189,7 +189,7 @@ def test_legacy_work_beside_a_non_blocking_stream_is_missed(launcher: Launcher) 
 
 def test_a_library_that_uses_a_stream_of_its_own_is_missed(launcher: Launcher) -> None:
     own = launcher.driver.stream()
-    with pytest.raises(CaptureError, match="expected at least 1 nodes, got 0") as caught:
+    with pytest.raises(CaptureError, match="expected at least 1 node, got 0") as caught:
         _captured(launcher, lambda _: launcher.launch(add_one, own), expect=1)
     assert "one that a library chose itself" in str(caught.value)
 

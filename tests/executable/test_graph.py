@@ -43,7 +43,7 @@ def test_a_graph_is_read_with_its_labels_and_drawn(bench: Bench) -> None:
     snapshot = graph.snapshot()
     assert [(node.name, node.label) for node in snapshot.nodes] == [("fill_value", "step")]
     assert "fill_value" in graph._repr_html_()
-    assert repr(graph) == f"<Graph 1 nodes {bench.driver.name}:{bench.driver.device} borrowed>"
+    assert repr(graph) == f"<Graph 1 node {bench.driver.name}:{bench.driver.device} borrowed>"
 
 
 def test_the_fingerprint_is_that_of_what_the_graph_touches(bench: Bench) -> None:

@@ -302,7 +302,7 @@ def test_work_of_another_device_is_missed_where_something_was_expected() -> None
     function, stream = other.function(add_one), other.stream()
     arguments = add_one.pack(scene.x.data_ptr(), 4)
     with (
-        pytest.raises(CaptureError, match="expected at least 1 nodes, got 0") as caught,
+        pytest.raises(CaptureError, match="expected at least 1 node, got 0") as caught,
         scene.capture(expect=1),
     ):
         other.launch(function, ONE_BLOCK, arguments, stream.handle)

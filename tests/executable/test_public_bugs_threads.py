@@ -153,7 +153,7 @@ def test_legacy_work_beside_a_capture_that_ignores_it_runs_and_is_found_out_when
     assert capture(None).snapshot().nodes == ()
     scene.driver.synchronize()
     assert scene.x.tolist() == [2.0] * 4, "it ran at once"
-    with pytest.raises(CaptureError, match="expected at least 1 nodes, got 0") as caught:
+    with pytest.raises(CaptureError, match="expected at least 1 node, got 0") as caught:
         capture(1)
     assert "the legacy stream" in str(caught.value)
 

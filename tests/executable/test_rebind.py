@@ -63,6 +63,17 @@ def captured(driver: Driver, step: Callable[[], object], **kept: Any) -> tuple[G
 # ---- every kind of node -------------------------------------------------------------------------
 
 
+def test_a_pair_goes_by_the_name_that_names_gives_it(bench: Bench) -> None:
+    old, new = filled(bench.driver, 1.0), filled(bench.driver, 2.0)
+    graph = graph_of(bench, bench.kernel_params(add_one, old.data_ptr(), 4))
+    executable = graph.instantiate()
+    outcome = executable.rebind([(old, new)], names={"cache": old})
+    assert dict(outcome.words) == {"cache": 1}
+    assert str(outcome).startswith("whole update: 1 pointer in 1 node: ")
+    with pytest.raises(ConfigurationError, match="cache: not found"):
+        executable.rebind([(old, new)], names={"cache": old})
+
+
 def test_arguments_copies_and_fills_all_go_to_the_new_buffer(bench: Bench) -> None:
     x, y, out = bench.put([1.0] * 8), bench.put([2.0] * 8), bench.alloc(32)
     graph = graph_of(

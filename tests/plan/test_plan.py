@@ -76,7 +76,7 @@ def test_reads_and_writes_follow_from_the_signature_unless_said() -> None:
         (4, 7.0, "expected a i64"),
         (4, 2**63, "fits 64 bits"),
         (4, True, "expected a i64"),
-        (4, numpy.zeros((), numpy.int64), "expected a scalar, got a ndarray"),
+        (4, numpy.zeros((), numpy.int64), "expected a scalar, got ndarray"),
         (5, numpy.float64(0.5), "expected a 4-byte f32"),
         (5, "x", "expected a f32"),
         (6, 1, "expected a bool"),
@@ -145,6 +145,7 @@ def test_a_condition_needs_a_parameter_of_64_bits() -> None:
     [
         (1, 32),
         None,
+        LaunchConfig(1, 32),  # type: ignore[arg-type]
         LaunchConfig((0, 1, 1), (32, 1, 1)),
         LaunchConfig((1, 1, 1), (32, 1)),  # type: ignore[arg-type]
         LaunchConfig((1, 1, 1), (32, 1, 1), cluster=(-1, 1, 1)),
@@ -159,6 +160,15 @@ def test_a_launch_shape_that_cannot_be_is_refused(config: Any) -> None:
     plan = GraphPlan()
     with pytest.raises(ConfigurationError, match="config"):
         plan.launch(fill_value, config, plan.buffer("x", (4,)), 1.0, 4)
+
+
+def test_a_node_and_a_view_show_themselves_on_one_short_line() -> None:
+    plan = GraphPlan()
+    x = plan.buffer("x", (1024, 1024))
+    with plan.annotate("layer 0"):
+        node = plan.memset(x[1], 0.0, name="clear")
+    assert repr(node) == "<PlanNode 0 'clear' Memset in layer 0>"
+    assert repr(x[1]) == "<View x, bytes 4096:8192, float32[1024]>"
 
 
 def test_a_function_of_another_library_is_told_to_be_called() -> None:

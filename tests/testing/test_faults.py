@@ -98,7 +98,8 @@ def test_a_launch_of_a_graph_fails_and_its_executable_works_again(driver: Emulat
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"call": "frobnicate"}, "call: expected a method of Driver"),
+        ({"call": "frobnicate"}, "call: expected a method of Driver, got 'frobnicate'$"),
+        ({"call": "aloc"}, "got 'aloc'; did you mean 'alloc'"),
         ({"call": "alloc", "count": 0}, "expected count >= 1"),
         ({"call": "alloc", "after": -1}, "after >= 0"),
     ],

@@ -42,6 +42,11 @@ def test_a_single_output_and_given_inputs_pass(graphcore_driver: Driver) -> None
     assert seen == [0, 1]
 
 
+def test_a_bare_tensor_is_refused_before_it_is_taken_for_its_rows() -> None:
+    with pytest.raises(ConfigurationError, match="inputs: expected a sequence of tensors"):
+        assert_replay_equals_eager(lambda t: t * 2, torch.ones(3, 2))  # type: ignore[arg-type]
+
+
 def test_whole_numbers_and_flags_are_poisoned_too(graphcore_driver: Driver) -> None:
     _, picks = inputs(graphcore_driver)
     assert_replay_equals_eager(lambda p: (p + 1, p > 2, p.to(torch.uint8)), [picks])

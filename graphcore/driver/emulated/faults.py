@@ -7,6 +7,7 @@ that failed.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from difflib import get_close_matches
 
 from graphcore.driver.api import Driver
 from graphcore.driver.codes import cuda_error
@@ -50,8 +51,10 @@ class Faults:
             ConfigurationError: ``call`` is no method that talks to a driver, or a negative number.
         """
         if call not in Driver.__abstractmethods__ or call in _NEVER_CALLS:
+            close = get_close_matches(call, sorted(Driver.__abstractmethods__ - _NEVER_CALLS), 3)
+            meant = f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
             raise ConfigurationError(
-                f"faults.inject: call: expected a method of Driver, got {call!r}"
+                f"faults.inject: call: expected a method of Driver, got {call!r}{meant}"
             )
         if count < 1 or after < 0:
             raise ConfigurationError(
