@@ -379,9 +379,8 @@ class Driver(ABC):
     def bind_launch(self, executable: ExecHandle, stream: StreamHandle) -> Callable[[], object]:
         """The hot path: one call without arguments that launches.
 
-        Its result is None, or a tuple whose first element is falsy on success; otherwise give the
-        result to :meth:`raise_launch`. It may also raise what the library behind it raises, no
-        GraphcoreError: give that exception to :meth:`raise_launch` too.
+        Its result is falsy on success; otherwise give it to :meth:`raise_launch`. It may also raise
+        what the library behind it raises, no GraphcoreError: give that exception there too.
         """
 
     @abstractmethod

@@ -27,9 +27,9 @@ class KernelUpdate:
     Attributes:
         block: The argument bytes, at the offsets of ``layout``.
         layout: (offset, size) of each argument.
-        commit: Hands the block over, one call without arguments. Its result is falsy, or a tuple
-            whose first element is; anything else goes to :meth:`refuse`. It may also raise
-            CudaError. Until it has succeeded the executable is as before.
+        commit: Hands the block over, one call without arguments. Its result is falsy; anything else
+            goes to :meth:`refuse`. It may also raise CudaError. Until it has succeeded the
+            executable is as before.
     """
 
     __slots__ = ("_hand_over", "block", "commit", "layout", "node", "params")
@@ -62,7 +62,7 @@ class KernelUpdate:
             self.params = changed
             self.write(changed.arguments)
             result = self.commit()
-            if result and (not isinstance(result, tuple) or result[0]):
+            if result:
                 self.refuse(result)
         except BaseException:
             self.block[:] = held

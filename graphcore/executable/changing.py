@@ -26,7 +26,7 @@ from graphcore.errors import ConfigurationError, CudaError, LifecycleError
 from graphcore.executable.current import CurrentParameters
 from graphcore.executable.handles import ExecResource, GraphResource, NotCopied
 from graphcore.executable.node_changes import CHANGEABLE, NodeChange, change_of, explain
-from graphcore.executable.node_update import BoundParams, LiveArguments
+from graphcore.executable.node_update import BoundParams, LiveArguments, bound_params
 from graphcore.executable.update import Version
 from graphcore.graph.nodes import NodeRecord
 from graphcore.graph.snapshot import GraphSnapshot
@@ -182,7 +182,7 @@ class ChangeableExec(NotCopied):
             raise ConfigurationError(f"bind_params: expected a kernel node, got {record}")
         live = self._current.live.setdefault(record.handle, LiveArguments(record.handle))
         self._prepare(live, record)
-        return BoundParams(self, live)
+        return bound_params(self, live)
 
     def _prepare(self, live: LiveArguments, record: NodeRecord) -> None:
         assert isinstance(record.params, KernelParams)
@@ -192,7 +192,7 @@ class ChangeableExec(NotCopied):
         live.prepare(update, record.kernel)
 
     def change_slowly(self, live: LiveArguments, values: tuple[Any, ...]) -> None:
-        """A change that :class:`BoundParams` has no prepared form for; raises as set_params."""
+        """A change that a bound call has no prepared form for; raises as set_params."""
         self._refuse_closed("set_params")
         if live.node is None:
             raise ConfigurationError(

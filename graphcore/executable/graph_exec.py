@@ -123,7 +123,7 @@ class GraphExec(RebindableExec):
             # a driver may bind another library's call, whose own error it understands
             self._raise_launch(error)
             raise
-        if result and result[0]:
+        if result:
             self._raise_launch(result)
 
     def upload(self, stream: Any = None) -> None:

@@ -1,4 +1,4 @@
-"""BoundParams: repeated changes of one kernel node's arguments, at the price of the driver's call.
+"""Prepared changes of one kernel node's arguments, at the price of the driver's call.
 
 The fast form packs plain numbers by the signature into a prepared block and makes one bound call.
 Whatever does not fit it (tensors, numbers out of range, an executable that has changed since) goes
@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from graphcore.driver.kernel import Kernel
@@ -23,16 +24,18 @@ if TYPE_CHECKING:
 class LiveArguments:
     """What an executable knows of a node with prepared changes.
 
-    ``pack``, ``block`` and ``commit`` are the prepared form; without one ``pack`` raises.
-    ``values`` are those of the last change, not looked at yet unless they are ``_seen``.
+    ``pack`` and ``commit`` are the prepared form; without one ``pack`` raises. ``values`` are those
+    of the last change, not looked at yet unless they are ``_seen``.
     """
 
-    __slots__ = ("_seen", "_template", "_update", "block", "commit", "node", "pack", "values")
+    __slots__ = (
+        "_pack_into", "_seen", "_template", "_update", "commit", "node", "pack", "values",
+    )  # fmt: skip
 
     def __init__(self, node: NodeHandle) -> None:
         self.node: NodeHandle | None = node
-        self.block = bytearray()
         self.pack: Callable[..., object] = _not_prepared
+        self._pack_into: Callable[..., object] = _not_prepared
         self.commit: Callable[[], Any] = _not_prepared
         self.values: tuple[Any, ...] = ()
         self._seen: tuple[Any, ...] = self.values
@@ -42,8 +45,9 @@ class LiveArguments:
     def prepare(self, update: KernelUpdate, kernel: Kernel | None) -> None:
         """Takes a prepared update, of a node that has ``update.params`` now."""
         self._update, self._template = update, update.params
-        self.block, self.commit = update.block, update.commit
-        self.pack = packer(update, kernel)
+        self._pack_into = packer(update, kernel)
+        self.pack = partial(self._pack_into, update.block, 0)
+        self.commit = update.commit
         self._seen = self.values = ()
 
     def params_if_new(self) -> KernelParams | None:
@@ -53,8 +57,8 @@ class LiveArguments:
             return None
         assert self._update is not None
         assert self._template is not None
-        block = bytearray(len(self.block))
-        self.pack(block, 0, *values)
+        block = bytearray(len(self._update.block))
+        self._pack_into(block, 0, *values)
         arguments = tuple([bytes(block[at : at + size]) for at, size in self._update.layout])
         self._seen = values
         return replace(self._template, arguments=arguments)
@@ -68,7 +72,7 @@ class LiveArguments:
         """The node was changed another way: the next change prepares again."""
         self.params_if_new()
         self._seen = self.values = ()
-        self.pack = self.commit = _not_prepared
+        self.pack = self.commit = self._pack_into = _not_prepared
         self._update = self._template = None
 
     def close(self) -> None:
@@ -77,34 +81,31 @@ class LiveArguments:
         self.node = None
 
 
-class BoundParams:
-    """Changes the arguments of one kernel node; made by ``GraphExec.bind_params``.
+BoundParams = Callable[..., None]
+"""Changes the arguments of one kernel node; made by ``GraphExec.bind_params``.
 
-    ``bound(x_address, 2.0, 1024)`` takes every argument in order, as ``set_params`` does. Numbers
-    are checked for their range; who owns the memory at a plain address is the caller's affair. A
-    change is allowed while a launch runs, which keeps the old arguments. Not locked.
-    """
+``bound(x_address, 2.0, 1024)`` takes every argument in order, as ``set_params`` does. Numbers are
+checked for their range; who owns the memory at a plain address is the caller's affair. A change is
+allowed while a launch runs, which keeps the old arguments. Not locked.
+"""
 
-    __slots__ = ("_executable", "_live")
 
-    def __init__(self, executable: ChangeableExec, live: LiveArguments) -> None:
-        self._executable = executable
-        self._live = live
+def bound_params(executable: ChangeableExec, live: LiveArguments) -> BoundParams:
+    """The fast form of a node's changes: a function, because calling an object costs more."""
 
-    def __call__(self, *values: Any) -> None:
-        live = self._live
+    def change(*values: Any) -> None:
         try:
-            live.pack(live.block, 0, *values)
+            live.pack(*values)
         except (struct.error, TypeError, OverflowError, _NotPreparedError):
-            self._executable.change_slowly(live, values)
+            executable.change_slowly(live, values)
             return
         result = live.commit()
-        if result and result[0]:
+        if result:
             live.refuse(result)
         live.values = values
 
-    def __repr__(self) -> str:
-        return f"<BoundParams of {self._executable!r}>"
+    change.__name__ = change.__qualname__ = f"change of node {live.node:#x} of {executable!r}"
+    return change
 
 
 class _NotPreparedError(Exception):

@@ -76,7 +76,7 @@ def bind_counted(
 
     def counted() -> Any:
         result = call()
-        if not (result and result[0]):  # as the launch itself tells success
+        if not result:  # as the launch itself tells success
             for each in counting:
                 each.note(stream)
         return result

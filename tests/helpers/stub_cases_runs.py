@@ -207,7 +207,7 @@ def bound_launches_return_and_failures_are_raised_from_the_result():
     stream = cuda.create_stream(blocking=False)
     before = stub().stub_calls(b"cuGraphLaunch")
     launch = cuda.bind_launch(executable, stream)
-    assert not launch()[0]
+    assert not launch()
     stub().stub_fail(b"cuGraphLaunch", 700)
     raises("CUDA_ERROR_ILLEGAL_ADDRESS", cuda.raise_launch, launch())
     assert stub().stub_calls(b"cuGraphLaunch") == before + 2
@@ -292,7 +292,7 @@ def a_bound_update_commits_its_block():
     assert update.arguments() == arguments()
     struct.pack_into("=QQi4x", update.block, 0, 5, 6, 7)
     assert exec_arguments(executable, 0) == arguments()
-    assert not update.commit()[0]
+    assert not update.commit()
     assert exec_arguments(executable, 0) == arguments(5, 6, 7)
     update(KernelParams(loaded, PLAIN, arguments(8, 9, 10)))
     assert update.arguments() == arguments(8, 9, 10)

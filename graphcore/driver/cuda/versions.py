@@ -33,6 +33,7 @@ __all__ = [
     "EdgeData",
     "EntryPoints",
     "UpdateInfo",
+    "argument",
     "cuda",
     "node_type_number",
     "result_of",
@@ -82,9 +83,11 @@ class EntryPoints:
         self.update = _entry_point(
             "cuGraphExecUpdate", 12000, pointer, pointer, ctypes.POINTER(UpdateInfo)
         )
-        # with declared types ctypes converts each argument at each call, which costs more than the
-        # call: this one takes ctypes objects that were made once
+        # for repeated calls: with declared types ctypes converts each argument at each call, which
+        # costs more than the call; these take what :func:`argument` made once
         self.prepared_update = _entry_point("cuGraphExecUpdate", 12000)
+        self.prepared_node = _entry_point("cuGraphExecKernelNodeSetParams", 12000)
+        self.prepared_launch = _entry_point("cuGraphLaunch", 10000)
         self.edges = _entry_point(
             "cuGraphGetEdges", 13000, pointer, pointer, pointer, pointer, count
         )
@@ -94,6 +97,10 @@ class EntryPoints:
         self.node_type = _entry_point("cuGraphNodeGetType", 10000, pointer, pointer)
         self.kernel_params = _entry_point("cuGraphKernelNodeGetParams", 12000, pointer, pointer)
         self.has_node_params = version >= 13020 and hasattr(cuda, "cuGraphNodeGetParams")
+
+
+argument = ctypes.c_void_p.from_param
+"""A handle or address as an argument of prepared calls."""
 
 
 def _entry_point(name: str, version: int, *types: Any) -> Any:

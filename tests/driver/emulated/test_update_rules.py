@@ -282,6 +282,6 @@ def test_a_child_graph_of_another_topology_cannot_be_put_into_one_node() -> None
 def test_a_bound_launchs_exception_is_raised_again_and_a_result_is_not() -> None:
     driver = EmulatedDriver()
     driver.raise_launch(None)
-    driver.raise_launch((0,))
+    driver.raise_launch(0)
     with pytest.raises(KeyError, match="from the launch"):
         driver.raise_launch(KeyError("from the launch"))
