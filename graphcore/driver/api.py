@@ -39,6 +39,7 @@ from graphcore.driver.records import (
     NodeHandle,
     NodeKind,
     NodeParams,
+    PlainEdge,
     RawUpdate,
     StreamHandle,
     UpdateResult,
@@ -322,6 +323,10 @@ class Driver(ABC):
     @abstractmethod
     def edges(self, graph: GraphHandle) -> list[Edge]:
         """All edges; those into one node in the order in which its dependencies were added."""
+
+    def plain_edges(self, graph: GraphHandle) -> list[PlainEdge]:
+        """What :meth:`edges` tells, as (source, target, data)."""
+        return [(edge.source, edge.target, edge.data) for edge in self.edges(graph)]
 
     @abstractmethod
     def node_kind(self, node: NodeHandle) -> NodeKind: ...

@@ -78,6 +78,24 @@ class KernelParams:
     kind: NodeKind = NodeKind.KERNEL
 
 
+class KernelFields:
+    """What :class:`KernelParams` holds, while it is made: ``fields.__class__ = KernelParams``.
+
+    A frozen record sets each field by a call of its own, which costs several times as much: only
+    for where a thousand are made at once.
+    """
+
+    __slots__ = ("arguments", "config", "function", "kind")
+
+    def __init__(
+        self, function: FunctionHandle, config: LaunchConfig, arguments: tuple[bytes, ...]
+    ) -> None:
+        self.function = function
+        self.config = config
+        self.arguments = arguments
+        self.kind = NodeKind.KERNEL
+
+
 @dataclass(frozen=True, slots=True)
 class CopyOperand:
     """One side of a copy: address of its first byte, bytes between rows, rows between slices.
@@ -217,6 +235,10 @@ class Edge:
     source: NodeHandle
     target: NodeHandle
     data: tuple[int, int, int] = (0, 0, 0)
+
+
+PlainEdge = tuple[NodeHandle, NodeHandle, tuple[int, int, int]]
+"""What an :class:`Edge` holds, for where a thousand are read at once."""
 
 
 @dataclass(frozen=True, slots=True)

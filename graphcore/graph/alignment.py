@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from difflib import SequenceMatcher
 
-from graphcore.driver.pairing import Mismatch
+from graphcore.driver.pairing import Mismatch, Pairs
 from graphcore.graph.nodes import NodeRecord
-from graphcore.graph.pairing import pair_snapshots
 from graphcore.graph.snapshot import GraphSnapshot
 
 # past this many possible pairs the middle parts are not searched for likeness any more
@@ -20,13 +19,13 @@ _MOST_PAIRS = 4_000_000
 Token = tuple[Hashable, ...]
 
 
-def align(old: GraphSnapshot, new: GraphSnapshot) -> dict[int, int]:
+def align(old: GraphSnapshot, new: GraphSnapshot, pairs: Pairs | Mismatch) -> dict[int, int]:
     """New index -> old index of the nodes that both graphs have.
 
-    As an update pairs them where the topologies agree; else by likeness in creation order, and
-    what stands in the place of something else of as many nodes is taken for its replacement.
+    As an update pairs them (``pairs``) where the topologies agree; else by likeness in creation
+    order, and what stands in the place of something else of as many nodes is taken for its
+    replacement.
     """
-    pairs = pair_snapshots(old, new)
     if not isinstance(pairs, Mismatch):
         return {after: before for before, after in sorted(pairs, key=lambda pair: pair[1])}
     before, after = _tokens(old.nodes), _tokens(new.nodes)

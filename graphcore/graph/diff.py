@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from graphcore.driver.kernel import Pointer
+from graphcore.driver.pairing import pair
 from graphcore.driver.records import (
     AllocParams,
     ConditionalParams,
@@ -23,6 +23,7 @@ from graphcore.driver.records import (
 )
 from graphcore.graph.alignment import align
 from graphcore.graph.nodes import NodeRecord, words_of
+from graphcore.graph.pairing import outline
 from graphcore.graph.prediction import Difference, first_difference, predict, trap_differences
 from graphcore.graph.snapshot import GraphSnapshot, checked_notes, snapshot_of
 from graphcore.graph.topology import TopologyChange, topology_changes
@@ -190,7 +191,9 @@ def diff(a: GraphSnapshot | HasSnapshot, b: GraphSnapshot | HasSnapshot) -> Grap
         CacheTypeError: One of them is neither.
     """
     old, new = snapshot_of(a, "a"), snapshot_of(b, "b")
-    partner = align(old, new)
+    outlines = outline(old), outline(new)
+    pairs = pair(*outlines)
+    partner = align(old, new, pairs)
     changed = []
     for index, before in partner.items():
         found = _node_change(old.nodes[before], new.nodes[index])
@@ -212,7 +215,7 @@ def diff(a: GraphSnapshot | HasSnapshot, b: GraphSnapshot | HasSnapshot) -> Grap
         edge for key, edge in old_edges.items() if None not in key and key not in new_edges
     )
     added_edges = tuple(edge for key, edge in new_edges.items() if key not in old_edges)
-    refusal, traps = predict(old, new)
+    refusal, traps = predict(old, new, outlines, pairs)
     return GraphDiff(
         tuple(changed),
         removed,
@@ -229,11 +232,48 @@ def diff(a: GraphSnapshot | HasSnapshot, b: GraphSnapshot | HasSnapshot) -> Grap
 
 
 def _node_change(before: NodeRecord, after: NodeRecord) -> NodeChange | None:
+    # most nodes of two captures differ in arguments alone, or in nothing: no field is listed
+    if _same_launch(before, after):
+        fields = tuple(_argument_changes(before, after))
+        return NodeChange(before, after, fields) if fields else None
     if before.params == after.params and before.name == after.name and not after.inner:
-        return None  # most nodes of two captures: the fields need not be listed
+        return None
     inner = tuple(diff(*pair) for pair in zip(before.inner, after.inner, strict=False))
     fields = tuple(_changes(before, after, inner))
     return NodeChange(before, after, fields, inner) if fields else None
+
+
+def _same_launch(before: NodeRecord, after: NodeRecord) -> bool:
+    """Whether both launch one function in one shape, with arguments of one signature."""
+    old, new = before.params, after.params
+    return (
+        isinstance(old, KernelParams)
+        and isinstance(new, KernelParams)
+        and old.config == new.config
+        and before.kernel is after.kernel
+        and (before.function is after.function or before.function == after.function)
+        and len(old.arguments) == len(new.arguments)
+    )
+
+
+def _argument_changes(before: NodeRecord, after: NodeRecord) -> Iterator[FieldChange]:
+    assert isinstance(before.params, KernelParams)
+    assert isinstance(after.params, KernelParams)
+    pairs = zip(before.params.arguments, after.params.arguments, strict=True)
+    for index, (was, now) in enumerate(pairs):
+        if was == now:
+            continue
+        values = _argument_value(before, index, was), _argument_value(after, index, now)
+        if values[0] != values[1]:
+            yield FieldChange(f"argument {index}", *values)
+
+
+def _argument_value(node: NodeRecord, index: int, data: bytes) -> object:
+    """The value of an argument where its type is known, pointers as numbers; else its bytes."""
+    if node.kernel is None:
+        return data
+    parameter = node.kernel.parameters[index]
+    return Word.from_bytes(data, "little") if parameter.is_pointer else parameter.unpack(data)
 
 
 def _changes(
@@ -298,11 +338,8 @@ def _kernel_fields(node: NodeRecord, params: KernelParams) -> Iterator[tuple[str
         "programmatic",
     ):
         yield name, getattr(config, name)
-    for argument in node.arguments:
-        value = argument.value
-        if isinstance(value, Pointer):
-            value = Word(value.address)
-        yield f"argument {argument.index}", argument.data if argument.type is None else value
+    for index, data in enumerate(params.arguments):
+        yield f"argument {index}", _argument_value(node, index, data)
 
 
 def _operand_fields(side: str, operand: CopyOperand) -> Iterator[tuple[str, object]]:

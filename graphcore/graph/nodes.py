@@ -157,6 +157,28 @@ class NodeRecord:
         return f"node {self.index} ({self.kind.value} {self.short_name})"
 
 
+class NodeFields:
+    """What the record of a kernel node holds, while it is made; as :class:`KernelFields`."""
+
+    __slots__ = ("bodies", "child", "function", "handle", "index", "kernel", "label", "params")
+
+    def __init__(
+        self,
+        index: int,
+        handle: NodeHandle,
+        params: KernelParams,
+        known: tuple[FunctionInfo, Kernel | None],
+        label: str,
+    ) -> None:
+        self.index = index
+        self.handle = handle
+        self.params = params
+        self.function, self.kernel = known
+        self.label = label
+        self.child = None
+        self.bodies = ()
+
+
 def _arguments(
     params: KernelParams, function: FunctionInfo | None, kernel: Kernel | None
 ) -> Iterator[Argument]:

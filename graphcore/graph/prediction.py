@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from graphcore.driver.owned_memory import OwnedMemory
-from graphcore.driver.pairing import Mismatch
+from graphcore.driver.pairing import Mismatch, Outline, Pairs, pair
 from graphcore.driver.records import (
     ConditionalParams,
     KernelParams,
@@ -22,7 +22,7 @@ from graphcore.driver.records import (
     UpdateResult,
 )
 from graphcore.graph.nodes import NodeRecord
-from graphcore.graph.pairing import first_unlike, pair_snapshots
+from graphcore.graph.pairing import first_unlike, outline
 from graphcore.graph.snapshot import GraphSnapshot
 
 
@@ -81,7 +81,7 @@ def first_difference(old: GraphSnapshot, new: GraphSnapshot) -> Difference | Non
     the driver would name no node, ``node`` is the first that is different here, and
     ``named_by_driver`` is False.
     """
-    return _first_refusal(old, new, (), (owned_by(old), owned_by(new)))
+    return predict(old, new)[0]
 
 
 def trap_differences(old: GraphSnapshot, new: GraphSnapshot) -> list[Difference]:
@@ -93,12 +93,27 @@ def trap_differences(old: GraphSnapshot, new: GraphSnapshot) -> list[Difference]
     return predict(old, new)[1]
 
 
-def predict(old: GraphSnapshot, new: GraphSnapshot) -> tuple[Difference | None, list[Difference]]:
-    """:func:`first_difference` and :func:`trap_differences` together."""
-    refusal = first_difference(old, new)
-    return refusal, [] if refusal is not None else list(_traps(old, new, ()))
+Prediction = tuple[Difference | None, list[Difference]]
 
 
+def predict(
+    old: GraphSnapshot,
+    new: GraphSnapshot,
+    outlines: tuple[Outline, Outline] | None = None,
+    pairs: Pairs | Mismatch | None = None,
+) -> Prediction:
+    """:func:`first_difference` and :func:`trap_differences` together.
+
+    ``outlines`` and ``pairs`` are what an update compares besides parameters, and what it makes of
+    that, where it is known.
+    """
+    owned = owned_by(old), owned_by(new)
+    outlines = outlines or (outline(old), outline(new))
+    found = pair(*outlines) if pairs is None else pairs
+    return _predict((old, new), (), owned, outlines, found)
+
+
+Graphs = tuple[GraphSnapshot, GraphSnapshot]
 Owned = tuple[OwnedMemory, OwnedMemory]
 """The memory that the old and the new graph allocate themselves."""
 
@@ -108,41 +123,51 @@ def owned_by(graph: GraphSnapshot) -> OwnedMemory:
     return OwnedMemory(node.params for node in graph.nodes)
 
 
-def _first_refusal(
-    old: GraphSnapshot, new: GraphSnapshot, path: tuple[int, ...], owned: Owned
-) -> Difference | None:
-    def check(old_index: int, new_index: int) -> Difference | None:
+def _predict(
+    graphs: Graphs,
+    path: tuple[int, ...],
+    owned: Owned,
+    outlines: tuple[Outline, Outline],
+    pairs: Pairs | Mismatch,
+) -> Prediction:
+    check = _Check(graphs, path, owned)
+    if isinstance(pairs, Mismatch):  # what comes first: where they part, or a node that is refused
+        stopped = pair(*outlines, check)
+        if isinstance(stopped, Mismatch):
+            stopped = _mismatch(stopped, *graphs, path)
+        assert isinstance(stopped, Difference)
+        return stopped, []
+    for before, after in pairs:
+        refusal = check(before, after)
+        if refusal is not None:
+            return refusal, []
+    return None, check.traps
+
+
+class _Check:
+    """Compares the parameters of pairs of nodes; returns a refusal, and collects traps."""
+
+    def __init__(self, graphs: Graphs, path: tuple[int, ...], owned: Owned) -> None:
+        self._graphs, self._path, self._owned = graphs, path, owned
+        self.traps: list[Difference] = []
+
+    def __call__(self, old_index: int, new_index: int) -> Difference | None:
+        old, new = self._graphs
         before, after = old.nodes[old_index], new.nodes[new_index]
-        here = (*path, new_index)
-        found = _refusal(before, after) or _owned_refusal(before.params, after.params, owned)
+        found = _refusal(before, after) or _owned_refusal(before.params, after.params, self._owned)
+        trap = found or _trap(before.params, after.params)
+        here = (*self._path, new_index)
         if found is not None:
             return _at(found, after, here)
+        if trap is not None:
+            self.traps.append(_at(trap, after, here))
         for graphs, inside in _inner(before, after, here):
-            found = _first_refusal(*graphs, inside, owned)
+            both = outline(graphs[0]), outline(graphs[1])
+            found, traps = _predict(graphs, inside, self._owned, both, pair(*both))
             if found is not None:
                 return found
+            self.traps += traps
         return None
-
-    found = pair_snapshots(old, new, check)
-    if isinstance(found, Difference):
-        return found
-    return _mismatch(found, old, new, path) if isinstance(found, Mismatch) else None
-
-
-def _traps(old: GraphSnapshot, new: GraphSnapshot, path: tuple[int, ...]) -> Iterator[Difference]:
-    pairs = pair_snapshots(old, new)
-    assert not isinstance(pairs, Mismatch)
-    for old_index, new_index in pairs:
-        before, after = old.nodes[old_index], new.nodes[new_index]
-        here = (*path, new_index)
-        found = _trap(before.params, after.params)
-        if found is not None:
-            yield _at(found, after, here)
-        for graphs, inside in _inner(before, after, here):
-            yield from _traps(*graphs, inside)
-
-
-Graphs = tuple[GraphSnapshot, GraphSnapshot]
 
 
 def _inner(

@@ -7,6 +7,7 @@ signature) is asked for once per function, not once per node.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from graphcore.driver.api import Driver
 from graphcore.driver.kernel import Kernel
@@ -20,7 +21,7 @@ from graphcore.driver.records import (
     NodeHandle,
     NodeParams,
 )
-from graphcore.graph.nodes import NodeRecord
+from graphcore.graph.nodes import NodeFields, NodeRecord
 from graphcore.graph.snapshot import GraphSnapshot
 
 Annotation = tuple[int, int, str]
@@ -67,27 +68,34 @@ class _Reader:
     ) -> GraphSnapshot:
         listed = self._driver.all_params(handle)
         labels = label_paths(len(listed), annotations, prefix)
-        nodes = tuple(
-            [
-                self._node(index, node, params, label)
-                for index, ((node, params), label) in enumerate(zip(listed, labels, strict=True))
-            ]
-        )
+        nodes = self._nodes(listed, labels)
         position = {node: index for index, (node, _) in enumerate(listed)}
-        edges = self._driver.edges(handle)
+        edges = self._driver.plain_edges(handle)
         return GraphSnapshot(
-            nodes,
-            tuple((position[edge.source], position[edge.target]) for edge in edges),
-            tuple(edge.data for edge in edges),
+            tuple(nodes),
+            tuple([(position[source], position[target]) for source, target, _ in edges]),
+            tuple([data for _, _, data in edges]),
             self._driver.device,
             self._context,
             self._driver.name,
         )
 
-    def _node(self, index: int, handle: NodeHandle, params: NodeParams, label: str) -> NodeRecord:
-        if isinstance(params, KernelParams):
-            function, kernel = self._function(params.function)
-            return NodeRecord(index, handle, params, function, kernel, label)
+    def _nodes(
+        self, listed: Sequence[tuple[NodeHandle, NodeParams]], labels: Sequence[str]
+    ) -> list[NodeRecord]:
+        found: list[NodeRecord] = []
+        functions = self._functions
+        for index, (handle, params) in enumerate(listed):
+            if isinstance(params, KernelParams):
+                known = functions.get(params.function) or self._function(params.function)
+                made: Any = NodeFields(index, handle, params, known, labels[index])
+                made.__class__ = NodeRecord
+                found.append(made)
+            else:
+                found.append(self._other(index, handle, params, labels[index]))
+        return found
+
+    def _other(self, index: int, handle: NodeHandle, params: NodeParams, label: str) -> NodeRecord:
         if isinstance(params, ChildParams):
             child = self.graph(params.graph, (), label)
             return NodeRecord(index, handle, params, label=label, child=child)
@@ -97,10 +105,8 @@ class _Reader:
         return NodeRecord(index, handle, params, label=label)
 
     def _function(self, handle: FunctionHandle) -> tuple[FunctionInfo, Kernel | None]:
-        known = self._functions.get(handle)
-        if known is None:
-            info = self._driver.function_info(handle)
-            known = self._functions[handle] = (info, self._kernel(handle, info))
+        info = self._driver.function_info(handle)
+        known = self._functions[handle] = (info, self._kernel(handle, info))
         return known
 
     def _kernel(self, handle: FunctionHandle, info: FunctionInfo) -> Kernel | None:

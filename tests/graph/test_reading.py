@@ -220,7 +220,7 @@ def test_reading_costs_one_call_a_graph_and_one_a_function(bench: Bench, count: 
     assert len(read(driver, graph).nodes) == count
     assert driver.calls == {
         "all_params": 1,
-        "edges": 1,
+        "plain_edges": 1,
         "context_id": 1,
         "function_info": 1,
         "kernel_of": 1,

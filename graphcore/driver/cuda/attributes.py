@@ -10,7 +10,7 @@ import ctypes
 from typing import Any
 
 from graphcore.driver.cuda.check import error_of
-from graphcore.driver.cuda.versions import EntryPoints, cuda, result_of
+from graphcore.driver.cuda.versions import EntryPoints, argument, cuda, result_of
 from graphcore.driver.kernel_attributes import KernelAttributes
 from graphcore.driver.records import LaunchConfig
 
@@ -49,10 +49,10 @@ def launch_attributes(config: LaunchConfig) -> list[Any]:
 def read_attributes(entry_points: EntryPoints, node: int) -> KernelAttributes:
     """The attributes of a kernel node; priority 0, the default, reads as None."""
     value = _AttributeValue()
-    address = ctypes.addressof(value)
+    place, at = argument(node), ctypes.byref(value)
     found = []
     for number in READ_ATTRIBUTES:
-        code = entry_points.kernel_attribute(node, number, address)
+        code = entry_points.kernel_attribute(place, number, at)
         if code:
             raise error_of(result_of(code), "cuGraphKernelNodeGetAttribute", node=node)
         found.append(value[:3])

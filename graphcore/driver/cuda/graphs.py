@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import struct
+from collections import Counter
 from collections.abc import Iterable
-from itertools import groupby
+from itertools import groupby, repeat
 from typing import Any
 
 from graphcore.driver.codes import cuda_error
@@ -19,6 +20,7 @@ from graphcore.driver.records import (
     GraphHandle,
     NodeHandle,
     NodeKind,
+    PlainEdge,
 )
 
 _ASSIGN_DEFAULT = 1  # CU_GRAPH_COND_ASSIGN_DEFAULT
@@ -122,26 +124,36 @@ class GraphCalls(CudaCalls):
     @in_context
     def nodes(self, graph: GraphHandle) -> list[NodeHandle]:
         # asked for more than there are, the driver pads with null nodes: count first
-        _, count = ask(cuda.cuGraphGetNodes, graph)
-        if not count:
+        count = ctypes.c_size_t()
+        self._list_nodes(graph, None, count)
+        if not count.value:
             return []
-        nodes, count = ask(cuda.cuGraphGetNodes, graph, count)
-        return [NodeHandle(int(node)) for node in nodes[:count]]
+        nodes = (ctypes.c_uint64 * count.value)()
+        self._list_nodes(graph, nodes, count)
+        return [NodeHandle(node) for node in nodes[: count.value]]
+
+    def _list_nodes(self, graph: int, nodes: Any, count: Any) -> None:
+        number = self._entry_points.nodes(graph, nodes, ctypes.byref(count))
+        if number:
+            raise error_of(result_of(number), "cuGraphGetNodes")
+
+    def edges(self, graph: GraphHandle) -> list[Edge]:
+        return [Edge(*edge) for edge in self.plain_edges(graph)]
 
     @in_context
-    def edges(self, graph: GraphHandle) -> list[Edge]:
+    def plain_edges(self, graph: GraphHandle) -> list[PlainEdge]:
         count = ctypes.c_size_t()
         self._list_edges(graph, None, None, None, count)
         if not count.value:
             return []
-        nodes = ctypes.c_void_p * count.value
+        nodes: Any = ctypes.c_uint64 * count.value
         sources, targets, data = nodes(), nodes(), (EdgeData * count.value)()
         self._list_edges(graph, sources, targets, data, count)
-        kinds = struct.iter_unpack("=3B5x", bytes(data))
-        found = [
-            Edge(NodeHandle(source or 0), NodeHandle(target or 0), kind)
-            for source, target, kind in zip(sources, targets, kinds, strict=True)
-        ]
+        written = bytes(data)
+        kinds: Iterable[tuple[Any, ...]] = repeat((0, 0, 0), count.value)
+        if any(written):
+            kinds = struct.iter_unpack("=3B5x", written)
+        found: list[PlainEdge] = list(zip(sources[:], targets[:], kinds, strict=True))
         _order_joins(found)
         return found
 
@@ -195,19 +207,21 @@ def _edge_data(edge: Edge) -> Any:
     return data
 
 
-def _order_joins(edges: list[Edge]) -> None:
+def _order_joins(edges: list[PlainEdge]) -> None:
     """Puts the edges into a node in the order in which the node has its dependencies.
 
     The list of a graph's edges comes in another order, and an update compares this one.
     """
-    places: dict[int, list[int]] = {}
-    for index, edge in enumerate(edges):
-        places.setdefault(edge.target, []).append(index)
+    counts = Counter([target for _, target, _ in edges])
+    if len(counts) == len(edges):
+        return
+    places: dict[NodeHandle, list[int]] = {}
+    for index, (_, target, _) in enumerate(edges):
+        if counts[target] > 1:
+            places.setdefault(target, []).append(index)
     for target, indices in places.items():
-        if len(indices) < 2:
-            continue
         sources, *_ = ask(cuda.cuGraphNodeGetDependencies, target, len(indices))
         rank = {int(source): position for position, source in enumerate(sources)}
-        ordered = sorted((edges[index] for index in indices), key=lambda edge: rank[edge.source])
+        ordered = sorted((edges[index] for index in indices), key=lambda edge: rank[edge[0]])
         for index, edge in zip(indices, ordered, strict=True):
             edges[index] = edge

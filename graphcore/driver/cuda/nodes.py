@@ -156,7 +156,7 @@ class NodeCalls(GraphCalls, FunctionCalls):
         kind = self._kind(node)
         match kind:
             case NodeKind.KERNEL:
-                params = self._kernel_reader().read(node)
+                [params] = self._kernel_reader().read([node])
                 assert params is not None
                 return params
             case NodeKind.CONDITIONAL:
@@ -173,20 +173,23 @@ class NodeCalls(GraphCalls, FunctionCalls):
     @in_context
     def all_params(self, graph: GraphHandle) -> list[tuple[NodeHandle, NodeParams]]:
         """As the protocol says; kernel nodes by one reader."""
-        reader = self._kernel_reader()
-        found: list[tuple[NodeHandle, NodeParams]] = []
-        for node in self.nodes(graph):
-            params = reader.read(node)
-            found.append((node, self.node_params(node) if params is None else params))
-        return found
+        nodes = self.nodes(graph)
+        read = self._kernel_reader().read(nodes)
+        return [
+            (node, self.node_params(node) if params is None else params)
+            for node, params in zip(nodes, read, strict=True)
+        ]
 
     @in_context
     def kernel_attributes(self, graph: GraphHandle) -> list[KernelAttributes]:
         found: list[KernelAttributes] = []
-        for node in self.nodes(graph):
+        nodes = self.nodes(graph)
+        read = self._kernel_reader().attributes(nodes)
+        for node, attributes in zip(nodes, read, strict=True):
+            if attributes is not None:
+                found.append(attributes)
+                continue
             match self._kind(node):
-                case NodeKind.KERNEL:
-                    found.append(read_attributes(self._entry_points, node))
                 case NodeKind.CHILD:
                     inner = ask(cuda.cuGraphChildGraphNodeGetGraph, node)
                     found += self.kernel_attributes(GraphHandle(int(inner)))

@@ -2,29 +2,41 @@
 
 Reading a node takes five calls (its kind, its parameters, three attributes), which through the
 bindings cost more in objects than in CUDA. What the nodes of a graph share, functions and launch
-shapes, is asked and made once.
+shapes, is asked and made once; all of a node is taken apart at once.
 """
 
 from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 from graphcore.driver.codes import cuda_error
 from graphcore.driver.cuda.attributes import READ_ATTRIBUTES, attributes_of
 from graphcore.driver.cuda.check import error_of
-from graphcore.driver.cuda.versions import EntryPoints, result_of
-from graphcore.driver.records import FunctionHandle, KernelParams, LaunchConfig, NodeHandle
+from graphcore.driver.cuda.versions import EntryPoints, argument, result_of
+from graphcore.driver.kernel_attributes import KernelAttributes
+from graphcore.driver.records import (
+    FunctionHandle,
+    KernelFields,
+    KernelParams,
+    LaunchConfig,
+    NodeHandle,
+)
 
 Layout = tuple[tuple[int, int], ...]
 
 _KERNEL = 0  # CU_GRAPH_NODE_TYPE_KERNEL
-# CUDA_KERNEL_NODE_PARAMS_v2: func, grid, block, shared, kernelParams, extra, kern, ctx
-_KERNEL_PARAMS = struct.Struct("=Q7I4x4Q")
 _POINTER_BYTES = 8
+_ADDRESS = (1 << 64) - 1
 # three CUlaunchAttributeValue of 64 bytes: the first three ints, one int, one int
 _ATTRIBUTES = struct.Struct("=3i52xi60xi60x")
+# and behind them CUDA_KERNEL_NODE_PARAMS_v2: func, grid, block, shared, kernelParams, extra, kern,
+# ctx
+_NODE = struct.Struct("=3i52xi60xi60xQ7I4x4Q")
+# of what _NODE takes apart, what nodes of one function and launch shape have in common
+_SHAPE = slice(0, 13)
 
 
 class KernelReader:
@@ -46,47 +58,93 @@ class KernelReader:
         self._layout_of = layout_of
         self._function_of = function_of
         self._kind = ctypes.c_int()
-        self._kind_at = ctypes.byref(self._kind)
-        self._params = ctypes.create_string_buffer(_KERNEL_PARAMS.size)
-        self._values = ctypes.create_string_buffer(_ATTRIBUTES.size)
-        start = ctypes.addressof(self._values)
-        self._reads = tuple((number, start + 64 * i) for i, number in enumerate(READ_ATTRIBUTES))
+        self._node = ctypes.create_string_buffer(_NODE.size)
+        start = ctypes.addressof(self._node)
+        self._params_at = argument(start + _ATTRIBUTES.size)
+        self._reads = tuple(
+            (ctypes.c_int.from_param(number), argument(start + 64 * index))
+            for index, number in enumerate(READ_ATTRIBUTES)
+        )
         self._configs: dict[tuple[int, ...], LaunchConfig] = {}
         self._functions: dict[int, Arguments] = {}
 
-    def read(self, node: NodeHandle) -> KernelParams | None:
-        """The parameters of a kernel node; None for a node of another kind."""
-        code = self._calls.node_type(node, self._kind_at)
-        if code:
-            raise error_of(result_of(code), "cuGraphNodeGetType")
-        if self._kind.value != _KERNEL:
-            return None
-        code = self._calls.kernel_params(node, self._params)
-        if code:
-            raise error_of(result_of(code), "cuGraphKernelNodeGetParams", node=node)
-        attribute = self._calls.kernel_attribute
-        for number, place in self._reads:
-            code = attribute(node, number, place)
+    def read(self, nodes: Iterable[NodeHandle]) -> list[KernelParams | None]:
+        """The parameters of each kernel node; None for a node of another kind."""
+        read_params, read_attribute = self._calls.kernel_params, self._calls.kernel_attribute
+        params_at, whole, unpack = self._params_at, self._node, _NODE.unpack
+        (cluster, cluster_at), (cooperative, cooperative_at), (priority, priority_at) = self._reads
+        shapes: dict[tuple[int, ...], tuple[FunctionHandle, LaunchConfig, Arguments]] = {}
+        found: list[KernelParams | None] = []
+        for node, at in self._kernels(nodes):
+            if at is None:
+                found.append(None)
+                continue
+            code = read_params(at, params_at)
+            if code:
+                raise error_of(result_of(code), "cuGraphKernelNodeGetParams", node=node)
+            code = (
+                read_attribute(at, cluster, cluster_at)
+                or read_attribute(at, cooperative, cooperative_at)
+                or read_attribute(at, priority, priority_at)
+            )
             if code:
                 raise error_of(result_of(code), "cuGraphKernelNodeGetAttribute", node=node)
-        fields = _KERNEL_PARAMS.unpack(self._params)
-        function, pointers, extra = fields[0], fields[8], fields[9]
-        function = function or self._function_of(fields[10])
+            fields = unpack(whole)
+            key = fields[_SHAPE]
+            shape = shapes.get(key)
+            if shape is None:
+                shape = self._shape(key, fields[15])
+                if key[5]:  # a handle of a library's kernel is not a part of the key
+                    shapes[key] = shape
+            function, config, arguments = shape
+            made: Any = KernelFields(function, config, arguments.read(fields[13], fields[14]))
+            made.__class__ = KernelParams
+            found.append(made)
+        return found
+
+    def attributes(self, nodes: Iterable[NodeHandle]) -> Iterator[KernelAttributes | None]:
+        """Cluster, cooperative flag and priority of each kernel node; None for other nodes."""
+        read_attribute, known = self._calls.kernel_attribute, {}
+        for node, at in self._kernels(nodes):
+            if at is None:
+                yield None
+                continue
+            for number, place in self._reads:
+                code = read_attribute(at, number, place)
+                if code:
+                    raise error_of(result_of(code), "cuGraphKernelNodeGetAttribute", node=node)
+            values = _ATTRIBUTES.unpack_from(self._node)
+            if values not in known:
+                known[values] = attributes_of(*values)
+            yield known[values]
+
+    def _kernels(self, nodes: Iterable[NodeHandle]) -> Iterator[tuple[NodeHandle, Any]]:
+        """Each node, with what names it in calls where it is a kernel's."""
+        node_type, kind = self._calls.node_type, self._kind
+        kind_at = ctypes.byref(kind)
+        for node in nodes:
+            at = argument(node)
+            code = node_type(at, kind_at)
+            if code:
+                raise error_of(result_of(code), "cuGraphNodeGetType")
+            yield node, None if kind.value != _KERNEL else at
+
+    def _shape(
+        self, key: tuple[int, ...], library_kernel: int
+    ) -> tuple[FunctionHandle, LaunchConfig, Arguments]:
+        function = key[5] or self._function_of(library_kernel)
         known = self._functions.get(function)
         if known is None:
             known = self._functions[function] = Arguments(self._layout_of(function))
-        config = self._config(fields[1:8] + _ATTRIBUTES.unpack(self._values))
-        return KernelParams(FunctionHandle(function), config, known.read(pointers, extra))
-
-    def _config(self, key: tuple[int, ...]) -> LaunchConfig:
-        config = self._configs.get(key)
+        x, y, z, cooperative, priority, _, *sizes = key
+        values = (x, y, z, cooperative, priority, *sizes)
+        config = self._configs.get(values)
         if config is None:
-            gx, gy, gz, bx, by, bz, shared, *values = key
-            cluster, cooperative, priority = attributes_of(*values)
-            config = self._configs[key] = LaunchConfig(
-                (gx, gy, gz), (bx, by, bz), shared, cluster, cooperative, priority
-            )
-        return config
+            gx, gy, gz, bx, by, bz, shared = sizes
+            attributes = attributes_of(x, y, z, cooperative, priority)
+            config = LaunchConfig((gx, gy, gz), (bx, by, bz), shared, *attributes)
+            self._configs[values] = config
+        return FunctionHandle(function), config, known
 
 
 class Arguments:
@@ -94,27 +152,34 @@ class Arguments:
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
-        self._offsets = [offset for offset, _ in layout]
-        self._slices = [slice(offset, offset + size) for offset, size in layout]
-        self._size = layout[-1][0] + layout[-1][1] if layout else 0
-        self._addresses = struct.Struct(f"={len(layout)}Q")
+        # the list of pointers as one number: place by place it is the start, and the offset
+        places = range(len(layout))
+        self._starts = sum(1 << 64 * place for place in places)
+        self._offsets = sum(layout[place][0] << 64 * place for place in places)
+        pieces, end = [], 0
+        for offset, size in layout:
+            pieces.append(f"{offset - end}x{size}s")
+            end = offset + size
+        self._cut = struct.Struct("=" + "".join(pieces)).unpack
+        self._block = (ctypes.c_char * end).from_address
+        self._list = (ctypes.c_char * (_POINTER_BYTES * len(layout))).from_address
 
     def read(self, pointers: int, extra: int) -> tuple[bytes, ...]:
         """Copies argument bytes from either form a node may hold them in."""
-        if not self._offsets:
+        if not self._layout:
             return ()
         if pointers:
-            listed = ctypes.string_at(pointers, len(self._offsets) * _POINTER_BYTES)
-            addresses = self._addresses.unpack(listed)
-            start = addresses[0]
-            if [address - start for address in addresses] != self._offsets:
-                pairs = zip(addresses, self._layout, strict=True)
-                return tuple([ctypes.string_at(address, size) for address, (_, size) in pairs])
+            listed = int.from_bytes(self._list(pointers), "little")
+            start = listed & _ADDRESS
+            if listed - start * self._starts != self._offsets:
+                pairs = zip(
+                    struct.iter_unpack("=Q", self._list(pointers)), self._layout, strict=True
+                )
+                return tuple([ctypes.string_at(address, size) for (address,), (_, size) in pairs])
         else:
             start = _extra_buffer(extra)
         # the arguments lie as the kernel takes them: one block, cut up here
-        block = ctypes.string_at(start, self._size)
-        return tuple([block[piece] for piece in self._slices])
+        return self._cut(self._block(start))
 
 
 def _extra_buffer(extra: int) -> int:

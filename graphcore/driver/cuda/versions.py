@@ -88,14 +88,13 @@ class EntryPoints:
         self.prepared_update = _entry_point("cuGraphExecUpdate", 12000)
         self.prepared_node = _entry_point("cuGraphExecKernelNodeSetParams", 12000)
         self.prepared_launch = _entry_point("cuGraphLaunch", 10000)
+        self.nodes = _entry_point("cuGraphGetNodes", 10000, pointer, pointer, count)
         self.edges = _entry_point(
             "cuGraphGetEdges", 13000, pointer, pointer, pointer, pointer, count
         )
-        self.kernel_attribute = _entry_point(
-            "cuGraphKernelNodeGetAttribute", 11080, pointer, ctypes.c_int, pointer
-        )
-        self.node_type = _entry_point("cuGraphNodeGetType", 10000, pointer, pointer)
-        self.kernel_params = _entry_point("cuGraphKernelNodeGetParams", 12000, pointer, pointer)
+        self.kernel_attribute = _entry_point("cuGraphKernelNodeGetAttribute", 11080)
+        self.node_type = _entry_point("cuGraphNodeGetType", 10000)
+        self.kernel_params = _entry_point("cuGraphKernelNodeGetParams", 12000)
         self.has_node_params = version >= 13020 and hasattr(cuda, "cuGraphNodeGetParams")
 
 
