@@ -27,11 +27,13 @@ def end_once(driver: Driver, stream: StreamHandle) -> tuple[GraphHandle | None, 
     handle, failure = None, None
     try:
         handle = driver.end_capture(stream)
-    except CudaError as error:
-        failure = error
+    except BaseException as error:
         # after any of CUDA's own refusals it is over; only a call that did nothing is repeated
         if driver.capture_status(stream).state is not CaptureState.NONE:
             _end_quietly(driver, stream, error)
+        if not isinstance(error, CudaError):
+            raise  # Ctrl-C
+        failure = error
     finally:
         try:
             active.pop()
@@ -66,7 +68,7 @@ def check_finished(graph: Graph, name: str, expect: Expectation | None) -> None:
         )
 
 
-def _end_quietly(driver: Driver, stream: StreamHandle, error: CudaError) -> None:
+def _end_quietly(driver: Driver, stream: StreamHandle, error: BaseException) -> None:
     try:
         driver.destroy_graph(driver.end_capture(stream))
     except CudaError as second:

@@ -281,12 +281,19 @@ class Capture(NotCopied):
         assert self._active is not None
         ended = self._active
         name, troubles = ended.name, ended.troubles
-        loose = None
-        if error is None:
-            loose = loose_ends(self.driver, self.stream.handle, self._forks, self._annotations)
+        loose = interrupt = None
+        try:
+            if error is None:
+                loose = loose_ends(self.driver, self.stream.handle, self._forks, self._annotations)
+        except BaseException as found:  # Ctrl-C: the capture ends all the same
+            interrupt = found
         self._active = None
         self._forks = []
         handle, failure = end_once(self.driver, self.stream.handle)
+        if interrupt is not None:
+            if handle is not None:
+                destroy_graph(self.driver, handle)
+            raise interrupt
         if error is not None:
             if handle is not None:
                 destroy_graph(self.driver, handle)

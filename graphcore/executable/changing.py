@@ -163,7 +163,8 @@ class ChangeableExec(NotCopied):
         self._current.note(handle, change.params)
         if owned or handle in self._current.owners:
             self._current.owners[handle] = tuple(owned)
-            self._set_owners(self._current.all_owners())
+            self._own(self._current.all_owners())
+            self._resource.replace_owners(self._owners)
 
     def bind_params(self, node: Any) -> BoundParams:
         """A prepared form of :meth:`set_params` for all arguments of one kernel node.
@@ -231,11 +232,14 @@ class ChangeableExec(NotCopied):
 
     # ---- what an update leaves -----------------------------------------------------------------
 
-    def _moved(self, version: Version) -> None:
+    def _moved(self, version: Version, successor: CurrentParameters | None) -> None:
         """An update or a new executable brought ``version``: nodes stay off, bindings go on."""
         before = self._current
-        self._current = before.moved(self._resource.source, version, self._owners)
-        self._keep_disabled()
+        if successor is None:
+            before.restart(version, self._owners)
+        else:
+            before.hand_over(successor)
+            self._current = successor
         lost = len(before.disabled) - len(self._current.disabled)
         if lost:
             _log.warning(
@@ -246,9 +250,16 @@ class ChangeableExec(NotCopied):
             )
 
     def _keep_disabled(self) -> None:
+        """Switches nodes off that are to stay off, after the driver took a whole graph."""
         for handle in self._current.disabled:
-            if self.driver.node_enabled(self._resource.handle, handle):
-                self.driver.set_node_enabled(self._resource.handle, handle, False)
+            try:
+                if self.driver.node_enabled(self._resource.handle, handle):
+                    self.driver.set_node_enabled(self._resource.handle, handle, False)
+            except CudaError as error:
+                error.add_note(
+                    "nodes that were switched off may do their work again (is_enabled tells)"
+                )
+                raise
 
     # ---- a graph of what runs now --------------------------------------------------------------
 
@@ -287,7 +298,6 @@ class ChangeableExec(NotCopied):
         version = replace(self._current.version, resource=made.resource)
         self._current.rebased(version, snapshot)
         self._graph = self._copy = made
-        self._keep_disabled()
 
     def _current_graph(self) -> Graph:
         """A graph that says what runs now: the version's own where no node was changed since."""
@@ -311,8 +321,17 @@ class ChangeableExec(NotCopied):
         """Lets the next launch bind its stream again."""
 
     @abstractmethod
-    def _changes_become_a_version(self) -> None:
-        """What is known by changes of single nodes is about to be known by a graph of its own."""
+    def _changes_become_a_version(
+        self, became: Mapping[NodeHandle, NodeHandle] | None = None
+    ) -> None:
+        """What is known by changes of single nodes is about to be known by a graph of its own.
+
+        ``became``: which node takes the place of which, where that has other nodes.
+        """
+
+    @abstractmethod
+    def _look_at_new(self) -> None:
+        """Looks at the memory that changed nodes point at now, where what was before is known."""
 
     @abstractmethod
     def close(self) -> None:
@@ -329,8 +348,8 @@ class ChangeableExec(NotCopied):
         if active.current() is not None:
             raise LifecycleError(f"{what}: not while a capture is under way on this thread")
 
-    def _set_owners(self, owners: OwnerSet) -> None:
-        self._resource.replace_owners(owners)
+    def _own(self, owners: OwnerSet) -> None:
+        """Keeps ``owners``; those before them go with ``replace_owners``, which asks the driver."""
         self._owners = owners
         if self._copy is not None and self._graph is self._copy:
             self._copy.keep(owners)

@@ -178,25 +178,31 @@ class CurrentParameters:
         for live in self.live.values():
             live.forget()
 
-    def moved(self, source: GraphResource, version: Version, owners: OwnerSet) -> CurrentParameters:
-        """The state after an update to ``version``; ``source`` differs after a new executable.
+    def restart(self, version: Version, owners: OwnerSet) -> None:
+        """An update brought ``version``; prepared changes go on with it, nodes stay as they are."""
+        for live in self.live.values():
+            live.forget()
+        self._restart(version, owners)
+
+    def successor(self, version: Version, owners: OwnerSet) -> CurrentParameters:
+        """The state of a new executable of ``version``'s graph, which may not be there yet.
 
         Prepared changes go on with what runs then, and nodes stay switched off, where the new
         executable has the same nodes.
         """
-        for live in self.live.values():
-            live.forget()
-        if source is self.source:
-            self._restart(version, owners)
-            return self
-        after = CurrentParameters(source, version, owners)
+        after = CurrentParameters(version.resource, version, owners)
         became = self._became(after) if self.live or self.disabled else {}
         after.disabled = {became[handle] for handle in self.disabled if handle in became}
-        for handle, live in self.live.items():
-            live.node = became.get(handle)
-            if live.node is not None:
-                after.live[live.node] = live
+        after.live = {became[node]: live for node, live in self.live.items() if node in became}
         return after
+
+    def hand_over(self, after: CurrentParameters) -> None:
+        """The new executable has taken the place of this one."""
+        for live in self.live.values():
+            live.forget()
+            live.node = None
+        for node, live in after.live.items():
+            live.node = node
 
     def _became(self, after: CurrentParameters) -> dict[NodeHandle, NodeHandle]:
         """Which node of the new source takes the place of which of ours; empty where none does."""

@@ -206,12 +206,12 @@ class GraphExec(RebindableExec):
         switch.bound = self._call
         self._listen()
 
-    def _take(self, taken: Handover, graph: Graph) -> None:
+    def _take(self, taken: Handover, graph: Graph, successor: CurrentParameters | None) -> None:
         runs, before = taken.runs, self._taken.runs
         self._graph = graph
         self._taken = taken
         self._owners = graph.owners
-        self._moved(taken.version)
+        self._moved(taken.version, successor)
         if runs != before:
             # it may write what it wrote before: guards of those outputs see its runs still
             if before[0] not in self._earlier:

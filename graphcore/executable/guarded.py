@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from graphcore.driver.records import NodeHandle
 from graphcore.executable.changing import CLOSED, ChangeableExec
 from graphcore.executable.handover import Handover
 from graphcore.executable.validity import Validity, stale_error
@@ -102,13 +103,19 @@ class GuardedExec(ChangeableExec):
 
     # ---- what a change does to it --------------------------------------------------------------
 
-    def _set_owners(self, owners: OwnerSet) -> None:
-        super()._set_owners(owners)
+    def _own(self, owners: OwnerSet) -> None:
+        super()._own(owners)
         if self._validity is not None:
             self._validity.hear(owners)
 
-    def _changes_become_a_version(self) -> None:
-        self._depends().rebase(self._owners, self._current)
+    def _changes_become_a_version(
+        self, became: Mapping[NodeHandle, NodeHandle] | None = None
+    ) -> None:
+        self._depends().rebase(self._current, became)
+
+    def _look_at_new(self) -> None:
+        if self._validity is not None:
+            self._validity.catch_up(self._owners, self._current)
 
     def _watched(self) -> Mapping[str, Any]:
         """Memory that is watched under a name."""

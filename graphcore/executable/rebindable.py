@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from graphcore.driver.records import NodeHandle, NodeParams
+from graphcore.executable.handles import ExecResource
 from graphcore.executable.rebind_request import checked_names
 from graphcore.executable.rebinding import RebindOutcome, rebind
 from graphcore.executable.updating import UpdatableExec
@@ -63,12 +64,16 @@ class RebindableExec(UpdatableExec):
         self._refuse_change("rebind")
         return rebind(self, buffers, {**self._watched(), **checked_names(names)}, reinstantiate)
 
-    def _take_anew(self, made: Graph, changes: Mapping[NodeHandle, NodeParams]) -> None:
-        """As :meth:`_take_copy`, by a new executable behind this object."""
-        self._replace(made)
+    def _take_anew(self, made: Graph, changes: Mapping[NodeHandle, NodeParams]) -> ExecResource:
+        """As :meth:`_take_copy`, by a new executable behind this object; returns the old one."""
+        version = replace(self._current.version, resource=made.resource)
+        successor = self._current.successor(version, self._owners)
+        nodes = zip(self._current.snapshot().walk(), successor.snapshot().walk(), strict=True)
+        became = {mine.handle: theirs.handle for mine, theirs in nodes}  # a copy keeps their order
+        replaced = self._replace(made, successor)
         for handle, params in changes.items():
             self._current.note(handle, params)
-        self._changes_become_a_version()
-        version = replace(self._current.version, resource=made.resource)
+        self._changes_become_a_version(became)
         self._graph = self._copy = made
-        self._moved(version)
+        self._moved(version, successor)
+        return replaced

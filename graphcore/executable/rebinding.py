@@ -11,6 +11,7 @@ import logging
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from graphcore.driver.records import NodeHandle, NodeParams, RawUpdate, UpdateResult
@@ -26,6 +27,7 @@ from graphcore.resources.repointing import Move, Repointing, repoint
 from graphcore.resources.spans import Span
 
 if TYPE_CHECKING:
+    from graphcore.executable.handles import ExecResource
     from graphcore.executable.rebindable import RebindableExec
 
 _log = logging.getLogger("graphcore")
@@ -80,15 +82,18 @@ def rebind(
     others = rivals(executable.owners, names, wanted)
     key = _key(executable, wanted, others)
     known = None if key is None else current.known.switch(current.version.resource, key)
+    owners = _Owners.after(executable, wanted)  # may fail, so before anything is done
+    replaced = None
     if known is not None and _switch(executable, *known).result is UpdateResult.SUCCESS:
         found, route, reason = known[1], RebindRoute.WHOLE, "a graph of an earlier exchange"
     else:
         snapshot = current.snapshot()
         found = repoint(snapshot, [Move(each.old, each.by) for each in wanted], others)
-        route, reason = _apply(executable, found, snapshot, key, reinstantiate)
-    _warn_of_sharing(wanted, others)
-    _swap_owners(executable, wanted)
+        route, reason, replaced = _apply(executable, found, snapshot, key, reinstantiate, owners)
+    owners.take_over(executable, has_new_nodes=replaced is not None)
     executable._exchanged([each.old for each in wanted])
+    executable._let_go(replaced, executable.owners)
+    _warn_of_sharing(wanted, others)
     names_of = [each.old.name for each in wanted]
     counts = dict(zip(names_of, found.words, strict=True))
     outcome = RebindOutcome(route, reason, len(found.params), counts)
@@ -124,20 +129,25 @@ def _apply(
     snapshot: GraphSnapshot,
     key: Hashable | None,
     reinstantiate: bool,
-) -> tuple[RebindRoute, str]:
-    """Hands the new parameters to the driver by the cheaper way that it takes."""
+    owners: _Owners,
+) -> tuple[RebindRoute, str, ExecResource | None]:
+    """Hands the new parameters to the driver by the cheaper way that it takes.
+
+    Returns:
+        The way, why, and the old executable where there is a new one.
+    """
     count, total = len(found.params), sum(1 for _ in snapshot.walk())
     if not executable._current.can_be_cloned():
-        _one_by_one(executable, found.params)
-        return RebindRoute.PER_NODE, "CUDA clones no graph with conditional or memory nodes"
+        _one_by_one(executable, found.params, owners)
+        return RebindRoute.PER_NODE, "CUDA clones no graph with conditional or memory nodes", None
     refused = ""
     if count * _WHOLE_FROM < total:
         try:
-            _one_by_one(executable, found.params)
+            _one_by_one(executable, found.params, owners)
         except UpdateRefused as error:
             refused = str(error)
         else:
-            return RebindRoute.PER_NODE, f"{count} of {total} nodes is under a quarter"
+            return RebindRoute.PER_NODE, f"{count} of {total} nodes is under a quarter", None
     current = executable._current
     before, after = current.version.resource, with_params(snapshot, found.params)
     known = None if key is None else current.known.find(after)
@@ -148,7 +158,7 @@ def _apply(
         return _anew(executable, known, found, refused or _words(known, answer), reinstantiate)
     if key is not None:
         current.known.remember(before, key, known, found)
-    return RebindRoute.WHOLE, f"{count} of {total} nodes is a quarter or more"
+    return RebindRoute.WHOLE, f"{count} of {total} nodes is a quarter or more", None
 
 
 def _anew(
@@ -157,11 +167,11 @@ def _anew(
     found: Repointing,
     refused: str,
     reinstantiate: bool,
-) -> tuple[RebindRoute, str]:
+) -> tuple[RebindRoute, str, ExecResource]:
     if not reinstantiate:
         raise UpdateRefused(f"rebind: nothing was changed: {refused}")
-    executable._take_anew(executable._copy_of(version.resource), found.params)
-    return RebindRoute.REINSTANTIATED, refused
+    replaced = executable._take_anew(executable._copy_of(version.resource), found.params)
+    return RebindRoute.REINSTANTIATED, refused, replaced
 
 
 def _words(version: KnownVersion, answer: RawUpdate) -> str:
@@ -172,7 +182,9 @@ def _words(version: KnownVersion, answer: RawUpdate) -> str:
     return f"an update in place is refused ({answer.result.value}){where}"
 
 
-def _one_by_one(executable: RebindableExec, params: Mapping[NodeHandle, NodeParams]) -> None:
+def _one_by_one(
+    executable: RebindableExec, params: Mapping[NodeHandle, NodeParams], owners: _Owners
+) -> None:
     """Changes every node; where one is refused, those before it get back what they had.
 
     Raises:
@@ -180,33 +192,40 @@ def _one_by_one(executable: RebindableExec, params: Mapping[NodeHandle, NodePara
         CudaError: Another failure; what could not be put back stands in its notes.
     """
     driver, handle, current = executable.driver, executable.handle, executable._current
-    done: list[tuple[NodeHandle, NodeParams]] = []
-    for node, after in params.items():
-        record = current.find(node)
-        try:
-            driver.set_exec_node_params(handle, node, after)
-        except CudaError as error:
-            _put_back(executable, done, error)
-            explained = explain(error, NodeChange(record, after, ()))
-            if explained is error:
-                raise
-            explained.__notes__ = list(getattr(error, "__notes__", ()))
-            raise explained from error
-        done.append((node, record.params))
+    changes = [NodeChange(current.find(node), after, ()) for node, after in params.items()]
+    done: list[NodeChange] = []
+    try:
+        for change in changes:
+            done.append(change)  # an interrupt leaves open whether the driver took it
+            driver.set_exec_node_params(handle, change.record.handle, change.params)
+    except CudaError as error:
+        refused = done.pop()
+        _put_back(executable, done, error, owners)
+        explained = explain(error, refused)
+        if explained is error:
+            raise
+        explained.__notes__ = list(getattr(error, "__notes__", ()))
+        raise explained from error
+    except BaseException as error:
+        _put_back(executable, done, error, owners)
+        raise
     for node, after in params.items():
         current.note(node, after)
 
 
 def _put_back(
-    executable: RebindableExec, done: list[tuple[NodeHandle, NodeParams]], error: CudaError
+    executable: RebindableExec, done: list[NodeChange], error: BaseException, owners: _Owners
 ) -> None:
     left = []
-    for node, before in reversed(done):
+    for change in reversed(done):
+        node = change.record.handle
         try:
-            executable.driver.set_exec_node_params(executable.handle, node, before)
+            executable.driver.set_exec_node_params(executable.handle, node, change.record.params)
         except CudaError as second:
-            left.append(f"{executable._current.find(node)} ({second.code})")
+            executable._current.note(node, change.params)
+            left.append(f"{change.record} ({second.code})")
     if left:
+        owners.add_to(executable)
         error.add_note(f"these nodes could not be put back and work on new buffers: {left}")
     else:
         error.add_note(f"{len(done)} nodes that were changed before have been put back")
@@ -215,20 +234,48 @@ def _put_back(
 # ---- owners -----------------------------------------------------------------------------------
 
 
-def _swap_owners(executable: RebindableExec, wanted: Sequence[Exchange]) -> None:
-    current = executable._current
-    placed: set[int] = set()
-    base = _swapped(current.base_owners, wanted, placed)
-    current.owners = {
-        node: tuple(_swapped(owners, wanted, placed)) for node, owners in current.owners.items()
-    }
-    added = [
-        Owner(each.new, each.old.name)
-        for index, each in enumerate(wanted)
-        if index not in placed and each.owns
-    ]
-    current.base_owners = OwnerSet([*base, *added]).recorded(executable.driver)
-    executable._set_owners(current.all_owners())
+@dataclass(frozen=True, slots=True)
+class _Owners:
+    """What an executable keeps alive after an exchange: of its version, and by single nodes."""
+
+    base: OwnerSet
+    by_node: Mapping[NodeHandle, OwnerSet]
+
+    @staticmethod
+    def after(executable: RebindableExec, wanted: Sequence[Exchange]) -> _Owners:
+        """The owners that will be; asks the driver about the new memory."""
+        current, driver = executable._current, executable.driver
+        placed: set[int] = set()
+        base = _swapped(current.base_owners, wanted, placed)
+        by_node = {
+            node: OwnerSet(_swapped(owners, wanted, placed)).recorded(driver)
+            for node, owners in current.owners.items()
+        }
+        added = [
+            Owner(each.new, each.old.name)
+            for index, each in enumerate(wanted)
+            if index not in placed and each.owns
+        ]
+        return _Owners(OwnerSet([*base, *added]).recorded(driver), by_node)
+
+    def take_over(self, executable: RebindableExec, *, has_new_nodes: bool) -> None:
+        """The exchange is done: these are its owners. Nodes of a new executable have none."""
+        current = executable._current
+        current.base_owners = self._all() if has_new_nodes else self.base
+        current.owners = (
+            {} if has_new_nodes else {node: tuple(own) for node, own in self.by_node.items()}
+        )
+        executable._own(current.all_owners())
+
+    def add_to(self, executable: RebindableExec) -> None:
+        """The exchange failed halfway: old and new memory are in use."""
+        current = executable._current
+        current.base_owners = current.base_owners.union(self._all())
+        executable._own(current.all_owners())
+        executable._resource.replace_owners(executable.owners)
+
+    def _all(self) -> OwnerSet:
+        return OwnerSet(chain(self.base, *self.by_node.values()))
 
 
 def _swapped(owners: Iterable[Owner], wanted: Sequence[Exchange], placed: set[int]) -> list[Owner]:

@@ -93,10 +93,11 @@ class Held:
         with _lock:
             if self._fence is not None and _has_passed(self.driver, self._fence):
                 gone += self._let_go()
-            if self._fence is None and self._waits():
+            # sets without a fence: an interrupt came before there was one
+            if self._fence is None and (self._fenced or self._waits()):
                 # first of all: a set that takes its turn on another thread from here on says so
                 self.turn, current = object(), self.owners
-                self._fenced = [each for each in self._used if each is not current]
+                self._fenced += [each for each in self._used if each is not current]
                 self._used = [each for each in self._used if each is current]
                 self._fence = self._new_fence()
                 if self._fence is None or _has_passed(self.driver, self._fence):

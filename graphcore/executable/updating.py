@@ -13,9 +13,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from graphcore.driver.active import UNDER_WAY
-from graphcore.errors import UpdateRefused
+from graphcore.errors import CudaError, UpdateRefused
 from graphcore.executable.guarded import GuardedExec
-from graphcore.executable.handles import MEMORY_KINDS
+from graphcore.executable.handles import MEMORY_KINDS, ExecResource
 from graphcore.executable.handover import Handover
 from graphcore.executable.switches import KnownSwitches, Switch, Switches
 from graphcore.executable.update import (
@@ -28,8 +28,10 @@ from graphcore.executable.update import (
     try_in_place,
 )
 from graphcore.executable.update_history import UpdateHistory
+from graphcore.resources.lifetime import OwnerSet
 
 if TYPE_CHECKING:
+    from graphcore.executable.current import CurrentParameters
     from graphcore.executable.graph import Graph
 
 _log = logging.getLogger("graphcore")
@@ -71,7 +73,8 @@ class UpdatableExec(GuardedExec):
             CacheTypeError: ``graph`` is no :class:`Graph`.
             ConfigurationError: ``graph`` is of another driver, device or context.
             UpdateRefused: ``strict``, and the update was refused; nothing changed.
-            CudaError: Not a refusal, but a failure; the executable is as before.
+            CudaError: Not a refusal, but a failure; the executable is as before, unless the notes
+                say what it is.
         """
         try:
             taken = graph.handover
@@ -114,26 +117,32 @@ class UpdatableExec(GuardedExec):
         version = Version.of(graph, read_again=is_own)
         # the switch from here on to this graph is known where both are what they always are
         is_plain = not is_own and not self._current.changes()
-        turn: object = None
         refusal = try_in_place(
             self.driver, self._resource.handle, before, version, self._current.snapshot
         )
+        replaced = successor = None
         if refusal is None:
-            comes_back = self._known_switches.know(graph.handover)
-            turn = self._resource.replace_owners(graph.owners, takes_turns=comes_back)
             self._history.note_success()
             outcome = UPDATED
         else:
-            outcome = self._without_place(graph, refusal, reinstantiate=reinstantiate)
+            why_not = self._why_not_replaced(graph)
+            if reinstantiate and why_not is None:
+                successor = self._current.successor(version, graph.owners)
+                replaced = self._replace(graph, successor)
+            elif reinstantiate:
+                refusal = replace(refusal, reason=f"{refusal.reason}; re-instantiation: {why_not}")
+            outcome = self._outcome_of(refusal, is_built=replaced is not None)
             if strict and not outcome.is_current:
                 raise UpdateRefused(f"update: {outcome.reason}")
         if outcome.is_current:
-            switches = self._switches if is_plain and turn is not None else {}
             if is_own:
                 graph.renew(version)
             taken = graph.hand_over(version)
-            self._take(taken, graph)
-            self._remember(switches, taken, turn, is_lasting=graph.owned)
+            before_it = self._switches if is_plain and replaced is None else {}
+            comes_back = self._known_switches.know(taken)
+            self._take(taken, graph, successor)
+            turn = self._let_go(replaced, graph.owners, takes_turns=comes_back)
+            self._remember(before_it, taken, turn, is_lasting=graph.owned)
         _log.info("update of %r: %s", self, outcome)
         return outcome
 
@@ -161,43 +170,82 @@ class UpdatableExec(GuardedExec):
         """How many updates were in place, re-instantiated and refused."""
         return self._history
 
-    def _without_place(
-        self, graph: Graph, refusal: Refusal, *, reinstantiate: bool
-    ) -> UpdateOutcome:
-        """What becomes of an update that cannot be done in place."""
+    def _why_not_replaced(self, graph: Graph) -> str | None:
+        """Why no executable of ``graph`` can take the place of this one; or None."""
         is_own = self._resource.source is graph.resource
-        why_not = graph.resource.why_not_instantiated(without=int(is_own))
-        is_built = reinstantiate and why_not is None
-        if is_built:
-            self._replace(graph)
-        elif reinstantiate:
-            refusal = replace(refusal, reason=f"{refusal.reason}; re-instantiation: {why_not}")
+        return graph.resource.why_not_instantiated(without=int(is_own))
+
+    def _outcome_of(self, refusal: Refusal, *, is_built: bool) -> UpdateOutcome:
+        """The outcome of an update that could not be done in place."""
         advice = self._history.note(refusal, is_built=is_built)
         status = UpdateStatus.REINSTANTIATED if is_built else UpdateStatus.REFUSED
         return refusal.outcome(status, advice)
 
-    def _replace(self, graph: Graph) -> None:
-        """Puts a new executable of ``graph`` in the place of the old one."""
+    def _replace(self, graph: Graph, successor: CurrentParameters) -> ExecResource:
+        """Puts a new executable of ``graph`` in the place of the old one, which it returns."""
         old = self._resource
         goes_first = old.source is graph.resource and graph.has(*MEMORY_KINDS)
         if goes_first:  # CUDA allows one live executable of a graph that allocates
             old.close()
         try:
-            self._resource = graph.make_executable(self._auto_free)
-        except BaseException:
+            made = self._make(graph, successor)
+        except BaseException as error:
             if goes_first:
                 self.close()
+                error.add_note(
+                    "the executable is closed: CUDA allows one of a graph that allocates, so that "
+                    "the old one went before the new one was made"
+                )
             raise
+        self._resource = made
         self._known_switches.forget()
         self._switches = {}
         self._unbind()
-        old.close()
+        return old
+
+    def _make(self, graph: Graph, successor: CurrentParameters) -> ExecResource:
+        """An executable of ``graph``, its nodes switched off as ``successor`` says."""
+        made = graph.make_executable(self._auto_free)
+        try:
+            for handle in successor.disabled:
+                self.driver.set_node_enabled(made.handle, handle, False)
+        except BaseException:
+            made.close()
+            raise
+        return made
+
+    def _let_go(
+        self, replaced: ExecResource | None, owners: OwnerSet, *, takes_turns: bool = False
+    ) -> object:
+        """Gives up what ran before, once everything here says what runs now.
+
+        It asks the driver, which may fail or be interrupted. Returns the turn in which the owners
+        of before wait.
+
+        Raises:
+            CudaError: The driver's, noting that the change was made.
+        """
+        self._switches = {}
+        try:
+            if replaced is not None:
+                replaced.close()
+            turn = self._resource.replace_owners(owners, takes_turns=takes_turns)
+            if replaced is None:
+                self._keep_disabled()
+            self._look_at_new()
+        except CudaError as error:
+            error.add_note("the change was made: the executable runs the new parameters")
+            raise
+        return turn
 
     # ---- what the half that launches has -------------------------------------------------------
 
     @abstractmethod
-    def _take(self, taken: Handover, graph: Graph) -> None:
-        """Makes ``graph``, which handed over ``taken``, what the executable is known to run."""
+    def _take(self, taken: Handover, graph: Graph, successor: CurrentParameters | None) -> None:
+        """Makes ``graph``, which handed over ``taken``, what the executable is known to run.
+
+        ``successor`` is what is known of a new executable of it; None: it was an update in place.
+        """
 
     @abstractmethod
     def _follow(self, switch: Switch) -> None:

@@ -9,7 +9,7 @@ addresses point into (the footprint). The footprint is read once, when a full gu
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from graphcore.driver.records import NodeHandle, NodeParams
 from graphcore.errors import StaleGraphError
@@ -40,8 +40,9 @@ class Validity:
         self._resource = resource
         self._watches = watches
         self._footprint = footprint
-        # changes of single nodes that the footprint has
+        # changes of single nodes that the footprint has, and nodes whose change it has not
         self._changes: dict[NodeHandle, NodeParams] = {}
+        self._unread: set[NodeHandle] = set()
         self._torch = blocks_of(resource.driver)
         self._alarm: Alarm | None = None
 
@@ -93,17 +94,34 @@ class Validity:
     def _look_again(self, owners: OwnerSet, current: CurrentParameters) -> Footprint:
         """The footprint, with the changes of single nodes since it was read."""
         changes = dict(current.changes())
-        known, self._changes = self._changes, changes
-        if self._footprint is not None and changes == known:
+        if self._footprint is not None and changes == self._changes and not self._unread:
             return self._footprint
-        changed = (node for node, params in changes.items() if known.get(node) != params)
-        return self.look(current.snapshot(), owners, frozenset(changed))
+        footprint = self.look(current.snapshot(), owners, frozenset(self._new_in(current)))
+        self._changes, self._unread = changes, set()
+        return footprint
 
-    def rebase(self, owners: OwnerSet, current: CurrentParameters) -> None:
-        """The changes of single nodes up to now are about to be a version of their own."""
+    def _new_in(self, current: CurrentParameters) -> set[NodeHandle]:
+        """The nodes that may point elsewhere since the footprint was read."""
+        changes = current.changes().items()
+        return {
+            node for node, params in changes if self._changes.get(node) != params
+        } | self._unread
+
+    def rebase(
+        self, current: CurrentParameters, became: Mapping[NodeHandle, NodeHandle] | None = None
+    ) -> None:
+        """The changes of single nodes up to now are about to be a version of their own.
+
+        ``became`` says which node takes the place of which, where a new executable has others.
+        """
+        nodes = self._new_in(current)
+        self._unread = nodes if became is None else {became[node] for node in nodes}
+        self._changes = {}
+
+    def catch_up(self, owners: OwnerSet, current: CurrentParameters) -> None:
+        """Looks at what nodes point at since, where there was a look before; asks the driver."""
         if self._footprint is not None:
             self._look_again(owners, current)
-        self._changes = {}
 
     def names(self) -> dict[str, TensorRef]:
         """The memory that is watched, by name, as it was."""
