@@ -8,6 +8,7 @@ from textwrap import wrap
 
 from graphcore.drawing.folding import Folding, fold, unfolded
 from graphcore.drawing.model import (
+    FOLD_LIMIT,
     SIGNS,
     Box,
     Drawing,
@@ -38,7 +39,8 @@ def table(drawing: Drawing, *, width: int = 100, full: bool = False) -> str:
         lines = _aligned(columns, _folded_rows(folding), width, stretch=2)
     elif drawing.boxes:
         columns = ("", "#", "kind", "name", "work", "after", "group")
-        lines = _aligned(columns, _rows(drawing), width, stretch=3)
+        inside = not drawing.compares and (full or _size(drawing) <= FOLD_LIMIT)
+        lines = _aligned(columns, _rows(drawing, inside), width, stretch=3)
     else:
         lines = []
     if drawing.compares:
@@ -78,17 +80,27 @@ def _range(members: Sequence[int]) -> str:
     return f"{first}-{last}{gaps}"
 
 
-def _rows(drawing: Drawing) -> list[tuple[str, ...]]:
+def _size(drawing: Drawing) -> int:
+    """How many boxes there are, those inside others included."""
+    return sum(1 + sum(_size(inner) for _, inner in box.inner) for box in drawing.boxes)
+
+
+def _rows(drawing: Drawing, inside: bool, path: str = "") -> list[tuple[str, ...]]:
+    """A row for each box; what lies inside it comes right below, as ``3/0``, ``3/1``."""
     needs: list[list[str]] = [[] for _ in drawing.boxes]
     for link in drawing.edges:
         sign = SIGNS[link.change] if link.change else ""
-        needs[link.target].append(f"{sign}{printable(drawing.number(link.source))}")
-    return [_row(index, box, needs[index]) for index, box in enumerate(drawing.boxes)]
-
-
-def _row(index: int, box: Box, needs: Sequence[str]) -> tuple[str, ...]:
-    texts = (box.number or str(index), box.kind, box.label, box.detail, " ".join(needs), box.group)
-    return (_signs(box), *map(printable, texts))
+        needs[link.target].append(f"{sign}{path}{printable(drawing.number(link.source))}")
+    rows = []
+    for index, box in enumerate(drawing.boxes):
+        number = f"{path}{box.number or index}"
+        texts = (number, box.kind, box.label, box.detail, " ".join(needs[index]), box.group)
+        rows.append((_signs(box), *map(printable, texts)))
+        for heading, inner in box.inner if inside else ():
+            if len(box.inner) > 1:
+                rows.append(("", number, "", printable(heading), "", "", ""))
+            rows += _rows(inner, inside, f"{number}/")
+    return rows
 
 
 def _aligned(

@@ -141,3 +141,28 @@ def test_wide_names_are_cut_by_the_columns_they_take() -> None:
     assert cut("注意力层", 6) == "注意…"
     text = Drawing((Box("注意力" * 40, "kernel", "grid 1"),)).to_text(width=50)
     assert max(map(columns_of, text.splitlines())) <= 50
+
+
+def _holding(inside: int) -> Drawing:
+    bodies = tuple(
+        (f"body {number}", Drawing(tuple(Box(f"{word} {i}", "kernel") for i in range(inside))))
+        for number, word in enumerate(("then", "otherwise"))
+    )
+    return Drawing((Box("fill", "memset"), Box("choose", "conditional", inner=bodies)))
+
+
+def test_what_lies_inside_a_box_stands_below_it_in_the_table() -> None:
+    rows = [" ".join(line.split()) for line in _holding(1).to_text().splitlines()]
+    assert rows[2:] == [
+        "0 memset fill",
+        "1 conditional choose",
+        "1 body 0",
+        "1/0 kernel then 0",
+        "1 body 1",
+        "1/0 kernel otherwise 0",
+    ]
+
+
+def test_a_table_that_would_grow_too_long_leaves_out_what_lies_inside_unless_full() -> None:
+    assert "otherwise" not in _holding(100).to_text()
+    assert "otherwise 99" in _holding(100).to_text(full=True)
