@@ -624,3 +624,9 @@ def test_the_kind_of_a_record_is_checked_too(bench: Bench) -> None:
         executable.set_params(wrong, src=x)
     assert isinstance(record.params, KernelParams)
     assert bench.driver.function(scale) != record.params.function
+
+
+def test_a_node_given_by_name_is_refused_with_where_its_handle_is(bench: Bench) -> None:
+    executable = graph_of(bench, fill_1d(bench.alloc(16), 0, 4)).instantiate()
+    with pytest.raises(CacheTypeError, match=r"got str; graph\.plan_nodes\[name\] has the handles"):
+        executable.enable("fill", False)

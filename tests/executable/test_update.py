@@ -548,3 +548,10 @@ def test_a_function_of_the_same_layout_is_taken_in_place(bench: Bench) -> None:
     assert executable.update(single(bench, params)).status is UpdateStatus.UPDATED
     replay(executable, bench.stream)
     assert bench.get(x, 4) == [6.0] * 4
+
+
+def test_an_outcome_shows_itself_as_the_sentence_it_prints() -> None:
+    outcome = graphcore.UpdateOutcome(
+        graphcore.UpdateStatus.REFUSED, "too many nodes", field="nodes", advice="capture again"
+    )
+    assert repr(outcome) == "<UpdateOutcome refused: too many nodes (capture again)>"
