@@ -183,7 +183,10 @@ def _pack_scalar(index: int, parameter: Parameter, value: object) -> bytes:
             raise _misfit(index, parameter, value, f"a {parameter.size}-byte {parameter.type}")
         if (getattr(dtype, "kind", "") == "f") != parameter.type.startswith("f"):
             raise _misfit(index, parameter, value, f"a {parameter.type}")
-        value = value.item()
+        try:
+            value = value.item()
+        except (ValueError, RuntimeError, TypeError):  # not one element
+            raise _misfit(index, parameter, value, f"a {parameter.type}, one value") from None
     wants_integer = parameter.type in _INTEGERS
     if parameter.type == "bool":
         fits = isinstance(value, bool)

@@ -147,5 +147,5 @@ def refuse_instantiation(driver: Driver) -> None:
 
 
 def _check_choice(field: str, value: object, choices: tuple[str, ...]) -> None:
-    if value not in choices:
+    if not isinstance(value, str) or value not in choices:
         raise ConfigurationError(f"{field}: expected one of {choices}, got {value!r}")

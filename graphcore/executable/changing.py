@@ -211,8 +211,10 @@ class ChangeableExec(NotCopied):
         A node that is off does nothing and is waited for like an empty one. It stays off in
         updates, and in the executable that an update has to build, where that has the same nodes.
         """
+        if not isinstance(enabled, bool):
+            raise ConfigurationError(f"enabled: expected a bool, got {enabled!r:.40}")
         record = self._switchable("enable", node)
-        self.driver.set_node_enabled(self._resource.handle, record.handle, bool(enabled))
+        self.driver.set_node_enabled(self._resource.handle, record.handle, enabled)
         disabled = self._current.disabled
         (disabled.discard if enabled else disabled.add)(record.handle)
 

@@ -335,7 +335,7 @@ class Graph(NotCopied):
         """
         from graphcore.executable.graph_exec import GraphExec
 
-        if guard is not None and guard not in get_args(Guard):
+        if guard is not None and not (isinstance(guard, str) and guard in get_args(Guard)):
             raise ConfigurationError(
                 f"guard: expected one of {get_args(Guard)} or None, got {guard!r}"
             )

@@ -13,6 +13,7 @@ from typing import Any
 from graphcore.driver.kernel import Kernel, Parameter
 from graphcore.driver.records import LaunchConfig
 from graphcore.errors import ConfigurationError
+from graphcore.plan.integers import items_of
 from graphcore.plan.records import Condition, PlanBuffer, View
 from graphcore.plan.views import as_view
 from graphcore.resources.tensors import is_tensor
@@ -122,7 +123,7 @@ def as_views(operands: Any, name: str) -> tuple[View, ...]:
     """One operand, or a sequence of them, as views."""
     if isinstance(operands, (PlanBuffer, View)):
         operands = (operands,)
-    if isinstance(operands, (str, bytes)) or not hasattr(operands, "__iter__"):
+    if isinstance(operands, (str, bytes)) or is_tensor(operands) or items_of(operands) is None:
         raise ConfigurationError(
             f"{name}: expected buffers or views, got {type(operands).__name__} {operands!r:.40}"
         )

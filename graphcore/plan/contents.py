@@ -6,12 +6,13 @@ its parent. Names of later nodes may be used in ``after``; they are filled in wh
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from graphcore.errors import ConfigurationError, PlanError
+from graphcore.plan.integers import as_int, items_of
 from graphcore.plan.records import (
     Condition,
     PlanBuffer,
@@ -123,11 +124,8 @@ class PlanContents:
                 f"node {node.name!r} belongs to another plan or body than {self._title()}; what "
                 "stands in a body can only come after nodes of the same body"
             )
-        if isinstance(node, str):
-            index = self._names.get(node)
-        else:
-            index = node if isinstance(node, int) and 0 <= node < len(self._nodes) else None
-        if index is None or isinstance(node, bool):
+        index = self._names.get(node) if isinstance(node, str) else as_int(node)
+        if index is None or not 0 <= index < len(self._nodes):
             raise PlanError(f"{self._title()} has no node {node!r:.60}")
         return index
 
@@ -235,12 +233,13 @@ class PlanContents:
 
 
 def _flatten(after: Any) -> Iterator[PlanNode | str | int]:
-    if isinstance(after, (PlanNode, str)) or hasattr(after, "__index__"):
+    if isinstance(after, (PlanNode, str, bool)) or as_int(after) is not None:
         yield after
-    elif isinstance(after, Iterable):
-        for item in after:
-            yield from _flatten(item)
-    else:
+        return
+    items = items_of(after)
+    if items is None:
         raise ConfigurationError(
             f"after: expected nodes, their names, or a sequence of them; got {after!r:.60}"
         )
+    for item in items:
+        yield from _flatten(item)

@@ -7,8 +7,8 @@ from typing import Any
 
 from graphcore.errors import CacheTypeError, ConfigurationError, PlanError
 from graphcore.plan.contents import PlanContents
+from graphcore.plan.integers import check_sizes
 from graphcore.plan.records import Condition, Origin, PlanBuffer, PlanEvent
-from graphcore.plan.views import check_sizes
 from graphcore.resources.dtypes import find_dtype
 from graphcore.resources.tensors import contiguous_strides
 
@@ -64,9 +64,14 @@ class PlanDeclarations(PlanContents):
 
         Raises:
             PlanError: The name is taken.
+            ConfigurationError: ``external`` is no bool.
         """
         self._check_new(name, "event", self._registry.events)
-        made = PlanEvent(name, bool(external))
+        if not isinstance(external, bool):
+            raise ConfigurationError(
+                f"event {name!r}.external: expected a bool, got {external!r:.40}"
+            )
+        made = PlanEvent(name, external)
         self._registry.events[name] = made
         return made
 

@@ -31,6 +31,10 @@ def bind(
         PlanError: A buffer without binding or the reverse, or a plan that would contain itself.
         ConfigurationError: A binding that is no view, or one of another layout.
     """
+    if not isinstance(bindings, Mapping):
+        raise ConfigurationError(
+            f"bindings: expected a mapping of buffer name -> view, got {type(bindings).__name__}"
+        )
     if inner.is_body:
         raise PlanError(
             f"{inner.name!r} is a body of a conditional node, which no other plan can embed"
@@ -64,7 +68,7 @@ def check_embedding(what: Any, bindings: Mapping[str, Any] | None) -> Any:
             f"embed: expected a GraphPlan or a Graph, got {type(what).__name__}; Graph.adopt takes "
             "graphs of other libraries"
         )
-    if bindings:
+    if bindings is not None and not (isinstance(bindings, Mapping) and not bindings):
         raise ConfigurationError("bindings: a graph that exists has its addresses already")
     return what
 

@@ -6,6 +6,7 @@ import struct
 from typing import Any
 
 from graphcore.errors import ConfigurationError
+from graphcore.plan.integers import as_int
 from graphcore.plan.records import View
 
 _FLOATS = {"float16": "<e", "float32": "<f", "float64": "<d"}
@@ -42,12 +43,12 @@ def _bits(where: str, view: View, value: Any) -> int:
         return int.from_bytes(_float_bytes(where, view, value), "little")
     if isinstance(value, bool) and view.dtype == "bool":
         return int(value)
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
+    bits, width = as_int(value), 8 * view.itemsize
+    if bits is None:
         raise ConfigurationError(f"{where}: expected an int or a float, got {value!r:.40}")
-    bits, width = value.__index__(), 8 * view.itemsize
     if not -(1 << (width - 1)) <= bits < 1 << width:
         raise ConfigurationError(f"{where}: expected a value that fits {width} bits, got {bits}")
-    return int(bits) & ((1 << width) - 1)
+    return bits & ((1 << width) - 1)
 
 
 def _float_bytes(where: str, view: View, value: float) -> bytes:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence, Set
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from graphcore.driver.kernel import Kernel, Parameter
 from graphcore.driver.records import LaunchConfig
 from graphcore.errors import CacheTypeError, ConfigurationError
 from graphcore.plan.arguments import check_arguments, check_config
+from graphcore.plan.integers import check_sizes
 from graphcore.plan.records import (
     Allocate,
     Condition,
@@ -34,7 +35,6 @@ from graphcore.plan.records import (
     Work,
 )
 from graphcore.plan.serial import FORMAT, VERSION
-from graphcore.plan.views import check_sizes
 from graphcore.resources.dtypes import find_dtype
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def from_json(text: str, kernels: Sequence[Kernel], plan_type: type[GraphPlan]) 
         ConfigurationError: Not such a text, damaged, or of a version this library does not know;
             or ``kernels`` are none, or one has another signature than the saved one.
     """
-    given = [*kernels] if isinstance(kernels, Iterable) else [kernels]
+    given = [*kernels] if isinstance(kernels, (Sequence, Set)) else [kernels]
     for kernel in given:
         if not isinstance(kernel, Kernel):
             raise ConfigurationError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from graphcore.plan.embedding import misfits, unmatched_names
+from graphcore.plan.embedding import Bindings, misfits, translate, unmatched_names
 from graphcore.plan.levels import Level
 from graphcore.plan.records import (
     Allocate,
@@ -16,6 +16,7 @@ from graphcore.plan.records import (
     Launch,
     Memcpy,
     Memset,
+    PlanBuffer,
     PlanNode,
     PlanProblem,
     RecordEvent,
@@ -57,6 +58,7 @@ def node_problems(level: Level, node: PlanNode) -> Iterator[PlanProblem]:
             yield PlanProblem("argument", f"{name!r}: {message}", (name,))
         for message in misfits(work):
             yield PlanProblem("strides", f"{name!r}: {message}", (name,))
+        yield from _copies_of_bindings(name, work, dict(work.bindings), {})
 
 
 def _place_problems(level: Level, node: PlanNode, name: str) -> Iterator[PlanProblem]:
@@ -137,6 +139,44 @@ def _copy_problems(work: Memcpy, name: str) -> Iterator[PlanProblem]:
         yield PlanProblem(
             "strides", f"{name!r}: dst and src overlap in buffer {dst.buffer.name!r}", (name,)
         )
+
+
+def _copies_of_bindings(
+    path: str, work: Embed, bindings: Bindings, told: Bindings
+) -> Iterator[PlanProblem]:
+    """Copies of an embedded plan whose two sides overlap because two bindings are one memory.
+
+    Args:
+        path: The node that embeds it.
+        work: What it embeds.
+        bindings: Its bindings, in terms of the outermost plan.
+        told: Bindings under which an overlap is told already.
+    """
+    if len({id(view.buffer) for view in bindings.values()}) == len(bindings):
+        return
+    for inner in work.plan.nodes:
+        name = f"{path}/{inner.name}"
+        if isinstance(inner.work, Embed):
+            own = dict(inner.work.bindings)
+            placed = {each: translate(view, bindings) or view for each, view in own.items()}
+            yield from _copies_of_bindings(name, inner.work, placed, own)
+        if not isinstance(inner.work, Memcpy):
+            continue
+        shared = _shared_buffer(inner.work, bindings)
+        if shared is not None and _shared_buffer(inner.work, told) is None:
+            one, other = inner.work.dst.buffer.name, inner.work.src.buffer.name
+            yield PlanProblem(
+                "strides",
+                f"{name!r}: dst and src overlap in buffer {shared.name!r}, which bindings "
+                f"{one!r} and {other!r} share",
+                (name,),
+            )
+
+
+def _shared_buffer(work: Memcpy, bindings: Bindings) -> PlanBuffer | None:
+    """The buffer in which the sides of a copy overlap, seen through bindings."""
+    dst, src = (translate(view, bindings) or view for view in (work.dst, work.src))
+    return dst.buffer if dst.buffer is src.buffer and share_bytes(dst, src) else None
 
 
 def _fill_problems(work: Memset, name: str) -> Iterator[PlanProblem]:

@@ -13,6 +13,8 @@ class Operand:
     """A buffer of a plan, or a view of one. Nothing here copies; what would need to is refused."""
 
     __slots__ = ()
+    # NumPy is not to go through it element by element where the two meet in an expression
+    __array_ufunc__ = None
 
     @property
     def whole(self) -> View:

@@ -17,6 +17,7 @@ from graphcore.plan.arguments import as_views, check_arguments, check_config, de
 from graphcore.plan.embedding import bind, check_embedding
 from graphcore.plan.fills import fill_of
 from graphcore.plan.forms import PlanForms
+from graphcore.plan.integers import check_size
 from graphcore.plan.records import (
     Allocate,
     Call,
@@ -37,7 +38,7 @@ from graphcore.plan.records import (
     View,
     WaitEvent,
 )
-from graphcore.plan.views import as_view, check_sizes
+from graphcore.plan.views import as_view
 from graphcore.plan.ways import PlanWays
 
 
@@ -227,7 +228,7 @@ class GraphPlan(PlanWays, PlanForms):
         Raises:
             ConfigurationError: ``function`` cannot be called, or ``warmup`` is no count.
         """
-        (times,) = check_sizes(warmup, "warmup")
+        times = check_size(warmup, "warmup")
         given = tuple(a.whole if isinstance(a, PlanBuffer) else a for a in arguments)
         views = tuple(a for a in given if isinstance(a, View))
         return self._add(
@@ -273,7 +274,7 @@ class GraphPlan(PlanWays, PlanForms):
         else:
             if read or written:
                 raise ConfigurationError("reads, writes: an embedded plan says itself what it does")
-            work, read, written = bind(self, what, bindings or {})
+            work, read, written = bind(self, what, {} if bindings is None else bindings)
             base = what.name or "plan"
         node = self._add(work, base, name=name, after=after, reads=read, writes=written)
         if isinstance(what, GraphPlan):
@@ -317,7 +318,7 @@ class GraphPlan(PlanWays, PlanForms):
         self, condition: Condition, count: int, *, after: Any = None, name: str | None = None
     ) -> Iterator[tuple[GraphPlan, ...]]:
         """Runs the body whose number the condition is; none where it is ``count`` or more."""
-        (number,) = check_sizes(count, "count", least=1)
+        number = check_size(count, "count", least=1)
         with self._bodies("switch", condition, number, after, name) as bodies:
             yield bodies
 

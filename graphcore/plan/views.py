@@ -7,12 +7,12 @@ As NumPy does it, except that what would need a copy, or reach past the view, is
 from __future__ import annotations
 
 import math
-import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from graphcore.errors import CacheTypeError, ConfigurationError
+from graphcore.plan.integers import as_int, check_size, check_sizes
 from graphcore.plan.records import PlanBuffer, View
 from graphcore.resources.dtypes import find_dtype
 from graphcore.resources.tensors import contiguous_strides
@@ -61,15 +61,12 @@ def _slice(view: View, entry: slice, size: int) -> tuple[int, int, int]:
 
 
 def _position(view: View, entry: Any, size: int, axis: int) -> int:
-    try:
-        if isinstance(entry, bool) or (hasattr(entry, "shape") and entry.shape != ()):
-            raise TypeError
-        position = operator.index(entry)
-    except TypeError:
+    position = None if getattr(entry, "shape", ()) != () else as_int(entry)
+    if position is None:
         raise _misfit(
             view,
             f"index: expected ints, slices, ... or None, got {type(entry).__name__} {entry!r:.30}",
-        ) from None
+        )
     if not -size <= position < size:
         raise _misfit(view, f"index {position} is out of range for axis {axis} of size {size}")
     return position % size
@@ -143,13 +140,8 @@ def permute_view(view: View, axes: Sequence[Any]) -> View:
     """
     count = len(view.shape)
     wanted = _flat(axes) or tuple(range(count - 1, -1, -1))
-    try:
-        order = [operator.index(axis) for axis in wanted]
-    except TypeError:
-        order = []
-    if sorted(axis % count if count and -count <= axis < count else -1 for axis in order) != [
-        *range(count)
-    ]:
+    order = [axis for axis in map(as_int, wanted) if axis is not None and -count <= axis < count]
+    if len(order) < len(wanted) or sorted(axis % count for axis in order) != [*range(count)]:
         raise _misfit(view, f"expected each of {count} axes once, got {wanted}")
     return replace(
         view,
@@ -208,7 +200,7 @@ def as_strided(
     steps = contiguous_strides(sizes) if strides is None else check_sizes(strides, name, least=None)
     if len(sizes) != len(steps):
         raise _misfit(view, f"expected a stride for each of {len(sizes)} axes, got {steps}")
-    (first,) = check_sizes([offset], f"{name}.offset", least=None)
+    first = check_size(offset, f"{name}.offset", least=None)
     return replace(view, offset=view.offset + first * view.itemsize, shape=sizes, strides=steps)
 
 
@@ -231,25 +223,6 @@ def as_view(operand: Any, name: str) -> View:
         f"{name}: expected a buffer of the plan or a view of one, got {type(operand).__name__}"
         f"{hint}"
     )
-
-
-def check_sizes(values: Any, name: str, *, least: int | None = 0) -> tuple[int, ...]:
-    """Ints as a tuple; one int is a tuple of one.
-
-    Raises:
-        ConfigurationError: Not ints, or below ``least`` (None: any).
-    """
-    items = [values] if hasattr(values, "__index__") else values
-    if not isinstance(items, Iterable) or isinstance(items, (str, bytes)):
-        raise ConfigurationError(f"{name}: expected ints, got {values!r:.60}")
-    sizes = []
-    for item in items:
-        if isinstance(item, bool) or not hasattr(item, "__index__"):
-            raise ConfigurationError(f"{name}: expected ints, got {item!r:.60}")
-        sizes.append(operator.index(item))
-        if least is not None and sizes[-1] < least:
-            raise ConfigurationError(f"{name}: expected at least {least}, got {sizes[-1]}")
-    return tuple(sizes)
 
 
 def _flat(values: Sequence[Any]) -> tuple[Any, ...]:

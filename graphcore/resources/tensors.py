@@ -166,6 +166,8 @@ def _kind_without_memory(torch: Any, tensor: Any) -> str | None:
         return "a fake tensor, which has no memory"
     if tensor.is_quantized:
         return "a quantised tensor (use int_repr())"
+    if tensor.is_nested:
+        return "a nested tensor (use its parts)"
     if tensor.layout is not torch.strided:
         return f"layout {tensor.layout} (use to_dense(), or its parts)"
     if tensor.device.type not in ("cpu", "cuda"):

@@ -88,6 +88,7 @@ def test_a_signature_that_says_nothing_known_is_refused(signature: str, said: st
         ("u64", numpy.int32(1), "expected a 8-byte u64, got int32"),
         ("i32", numpy.float32(1), "expected a i32, got float32"),
         ("f32", numpy.int32(1), "expected a f32, got int32"),
+        ("f32", numpy.zeros(4, "float32"), "expected a f32, one value, got ndarray"),
         ("f32*", -1, "expected an address .int. or an object with .address, got int -1"),
         ("f32*", 2**64, "expected an address"),
         ("f32*", True, "expected an address"),

@@ -418,6 +418,18 @@ def test_nodes_that_work_again_after_an_update_are_told(
     assert launched(executable, bench, x) == [2.0] * 4
 
 
+@pytest.mark.parametrize(
+    "enabled",
+    [None, 0, "no", torch.zeros(2), numpy.zeros(2)],
+    ids=["None", "int", "text", "tensor", "array"],
+)
+def test_what_is_no_bool_switches_nothing(bench: Bench, enabled: Any) -> None:
+    executable = graph_of(bench, bench.kernel_params(add_one, bench.alloc(16), 4)).instantiate()
+    with pytest.raises(ConfigurationError, match="enabled: expected a bool, got"):
+        executable.enable(0, enabled)
+    assert executable.is_enabled(0)
+
+
 @pytest.mark.parametrize("kind", ["empty", "child"])
 def test_only_kernels_copies_and_fills_are_switched_off(bench: Bench, kind: str) -> None:
     x = bench.alloc(16)

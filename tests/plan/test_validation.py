@@ -420,3 +420,46 @@ def test_problems_survive_pickling() -> None:
     again = pickle.loads(pickle.dumps(caught.value))
     assert again.problems == caught.value.problems
     assert str(again) == str(caught.value)
+
+
+def _copying() -> GraphPlan:
+    inner = GraphPlan("copying")
+    inner.memcpy(inner.buffer("to", (4,)), inner.buffer("origin", (4,)), name="copy")
+    return inner
+
+
+def _embeds_a_copy_of(first: int, second: int) -> Make:
+    def make(plan: GraphPlan) -> None:
+        row = plan.buffers["x"].reshape(32)
+        bindings = {"to": row[first : first + 4], "origin": row[second : second + 4]}
+        plan.embed(_copying(), bindings, name="outer")
+
+    return make
+
+
+@pytest.mark.parametrize(("first", "second"), [(0, 0), (0, 3), (3, 0)])
+def test_a_copy_whose_sides_two_bindings_make_one_memory_is_told(first: int, second: int) -> None:
+    (found,) = problems(_embeds_a_copy_of(first, second))
+    assert (found.kind, found.nodes) == ("strides", ("outer/copy",))
+    assert "overlap in buffer 'x', which bindings 'to' and 'origin' share" in found.message
+
+
+def test_a_copy_between_bindings_that_are_apart_is_no_problem() -> None:
+    assert problems(_embeds_a_copy_of(0, 4)) == []
+
+
+def test_bindings_of_plans_further_out_make_the_sides_of_a_copy_one_memory_once() -> None:
+    """Told where they meet: by the middle plan's own bindings, or only by the outermost one's."""
+    middle = GraphPlan("middle")
+    memory, other = middle.buffer("memory", (8,)), middle.buffer("other", (4,))
+    middle.embed(_copying(), {"to": memory[:4], "origin": memory[2:6]}, name="told")
+    middle.embed(_copying(), {"to": memory[4:], "origin": other}, name="untold")
+
+    def make(plan: GraphPlan) -> None:
+        row = plan.buffers["x"].reshape(32)
+        plan.embed(middle, {"memory": row[:8], "other": row[5:9]}, name="outer")
+
+    assert [found.nodes for found in problems(make) if found.kind == "strides"] == [
+        ("outer/untold/copy",),
+        ("outer/told/copy",),
+    ]

@@ -114,6 +114,7 @@ def _fake() -> Any:
 REFUSED = {
     "sparse": (_sparse, "to_dense()"),
     "quantised": (_quantised, "int_repr()"),
+    "nested": (lambda: torch.nested.nested_tensor([torch.ones(3)]), "its parts"),
     "meta": (lambda: torch.ones(3, device="meta"), "device meta"),
     "conjugated": (lambda: torch.ones(3, dtype=torch.complex64).conj(), "resolve_conj()"),
     "negated": (lambda: torch.ones(3, dtype=torch.complex64).conj().imag, "resolve_neg()"),
@@ -129,6 +130,7 @@ REFUSED = {
 
 
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
 @pytest.mark.parametrize("kind", REFUSED)
 def test_what_has_no_plain_memory_is_refused_with_the_way_out(kind: str) -> None:
     make, words = REFUSED[kind]
