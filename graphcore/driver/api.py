@@ -350,6 +350,15 @@ class Driver(ABC):
     def set_node_params(self, node: NodeHandle, params: NodeParams) -> None:
         """Changes a node of a graph description (not of executables made from it)."""
 
+    def set_arguments(self, changes: Iterable[tuple[NodeHandle, KernelParams]]) -> None:
+        """Gives kernel nodes of a graph other arguments, and keeps their function and launch shape.
+
+        Of ``KernelParams`` only the arguments may be others than the node has. An error may leave
+        some nodes changed.
+        """
+        for node, params in changes:
+            self.set_node_params(node, params)
+
     def private_memory(self, graph: GraphHandle) -> list[tuple[int, int]]:
         """(address, bytes) of the memory that the capture of ``graph`` made for its own nodes.
 

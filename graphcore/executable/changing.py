@@ -23,7 +23,7 @@ from graphcore.driver.records import (
     NodeParams,
 )
 from graphcore.errors import ConfigurationError, CudaError, LifecycleError
-from graphcore.executable.current import CurrentParameters
+from graphcore.executable.current import CurrentParameters, with_params
 from graphcore.executable.handles import ExecResource, GraphResource, NotCopied
 from graphcore.executable.node_changes import CHANGEABLE, NodeChange, change_of, explain
 from graphcore.executable.node_update import BoundParams, LiveArguments, bound_params
@@ -293,9 +293,12 @@ class ChangeableExec(NotCopied):
 
         ``snapshot`` is what it says, by the source's nodes, where that is known.
         """
-        for handle, params in changes.items():
-            self._current.note(handle, params)
-        self._changes_become_a_version()
+        if self._remembers_memory():
+            for handle, params in changes.items():
+                self._current.note(handle, params)
+            self._changes_become_a_version()
+        elif snapshot is None:
+            snapshot = with_params(self._current.snapshot(), changes)
         # a copy has the launch attributes of its original: no need to read them
         version = replace(self._current.version, resource=made.resource)
         self._current.rebased(version, snapshot)
@@ -321,6 +324,10 @@ class ChangeableExec(NotCopied):
     @abstractmethod
     def _unbind(self) -> None:
         """Lets the next launch bind its stream again."""
+
+    @abstractmethod
+    def _remembers_memory(self) -> bool:
+        """Whether something is known of memory by the nodes that work on it."""
 
     @abstractmethod
     def _changes_become_a_version(

@@ -64,7 +64,7 @@ class CurrentParameters:
         self.owners: dict[NodeHandle, tuple[Owner, ...]] = {}
         self._changes: dict[NodeHandle, NodeParams] = {}
         self._base: GraphSnapshot | None = None
-        self._index: dict[NodeHandle, NodeRecord] = {}
+        self._index: dict[NodeHandle, NodeRecord] | None = None  # made when a node is named
         self._aliases: dict[NodeHandle, NodeHandle] | None = None
         # nothing was asked or changed since the version came: another one may just take its place
         self.is_fresh = not (self.live or self.disabled)
@@ -115,7 +115,7 @@ class CurrentParameters:
                 f"{type(node).__name__}"
                 + ("; graph.plan_nodes[name] has the handles" if isinstance(node, str) else "")
             )
-        found = self._index.get(handle) or self._index.get(self._alias(handle))
+        found = self._record(handle) or self._record(self._alias(handle))
         if found is None or (isinstance(node, NodeRecord) and node.kind is not found.kind):
             raise ConfigurationError(
                 f"{field}: expected a node of this executable (one of {len(base.nodes)}, or in the "
@@ -130,9 +130,9 @@ class CurrentParameters:
     def _alias(self, handle: NodeHandle) -> NodeHandle:
         """The source's node behind a node of the version; ``handle`` itself where there is none."""
         if self._aliases is None:
-            handles = _walk(self.driver, self.version.resource.handle)
+            mine = (node for node, _ in _walk(self.driver, self.version.resource.handle))
             known = (node.handle for node in self._read().walk())
-            self._aliases = dict(zip(handles, known, strict=True))
+            self._aliases = dict(zip(mine, known, strict=True))
         return self._aliases.get(handle, handle)
 
     def _read(self) -> GraphSnapshot:
@@ -148,7 +148,13 @@ class CurrentParameters:
     def _remember(self, base: GraphSnapshot) -> None:
         self._base = base
         self.is_fresh = False
-        self._index = {node.handle: node for node in base.walk()}
+        self._index = None
+
+    def _record(self, handle: NodeHandle) -> NodeRecord | None:
+        """The node with this handle, as the version has it."""
+        if self._index is None:
+            self._index = {node.handle: node for node in self._read().walk()}
+        return self._index.get(handle)
 
     def all_owners(self) -> OwnerSet:
         """What the executable keeps alive."""
@@ -182,6 +188,7 @@ class CurrentParameters:
         """An update brought ``version``; prepared changes go on with it, nodes stay as they are."""
         for live in self.live.values():
             live.forget()
+        self.known = KnownVersions()
         self._restart(version, owners)
 
     def successor(self, version: Version, owners: OwnerSet) -> CurrentParameters:
@@ -218,6 +225,7 @@ class CurrentParameters:
         """Lets go of every owner; no prepared change works any more."""
         self.base_owners = OwnerSet()
         self.owners = {}
+        self.known = KnownVersions()
         for live in self.live.values():
             live.close()
 
@@ -243,15 +251,30 @@ class CurrentParameters:
         handle = driver.clone_graph(self.version.resource.handle)
         try:
             wanted = {**self.changes(), **changes}
+            arguments: list[tuple[NodeHandle, KernelParams]] = []
             twins = zip(_walk(driver, handle), self._read().walk(), strict=True)
-            for twin, record in twins:
-                if record.handle in wanted:
-                    _refuse_another(driver.node_params(twin), record)
-                    driver.set_node_params(twin, wanted[record.handle])
+            for (twin, params), record in twins:
+                new = wanted.get(record.handle)
+                if new is None:
+                    continue
+                _refuse_another(params, record)
+                if _same_launch(params, new):
+                    assert isinstance(new, KernelParams)
+                    arguments.append((twin, new))
+                else:
+                    driver.set_node_params(twin, new)
+            driver.set_arguments(arguments)
         except BaseException:
             driver.destroy_graph(handle)
             raise
         return handle
+
+
+def _same_launch(params: NodeParams, new: NodeParams) -> bool:
+    """Whether a kernel node keeps all but its arguments."""
+    if not isinstance(params, KernelParams) or not isinstance(new, KernelParams):
+        return False
+    return params.function == new.function and params.config == new.config
 
 
 def _refuse_another(params: NodeParams, record: NodeRecord) -> None:
@@ -304,13 +327,10 @@ def _with_handles_of(source: GraphSnapshot, other: GraphSnapshot) -> GraphSnapsh
     return replace(other, nodes=tuple(nodes))
 
 
-def _walk(driver: Driver, graph: GraphHandle) -> Iterator[NodeHandle]:
-    """The handles of all nodes in the order of ``GraphSnapshot.walk``."""
-    for node in driver.nodes(graph):
-        yield node
-        if driver.node_kind(node) not in (NodeKind.CHILD, NodeKind.CONDITIONAL):
-            continue
-        params = driver.node_params(node)
+def _walk(driver: Driver, graph: GraphHandle) -> Iterator[tuple[NodeHandle, NodeParams]]:
+    """All nodes with their parameters, in the order of ``GraphSnapshot.walk``."""
+    for node, params in driver.all_params(graph):
+        yield node, params
         if isinstance(params, ChildParams):
             yield from _walk(driver, params.graph)
         elif isinstance(params, ConditionalParams):

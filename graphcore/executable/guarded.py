@@ -108,6 +108,11 @@ class GuardedExec(ChangeableExec):
         if self._validity is not None:
             self._validity.hear(owners)
 
+    def _remembers_memory(self) -> bool:
+        if self._validity is None:
+            return self._taken.footprint is not None
+        return self._validity.has_looked
+
     def _changes_become_a_version(
         self, became: Mapping[NodeHandle, NodeHandle] | None = None
     ) -> None:
@@ -119,11 +124,12 @@ class GuardedExec(ChangeableExec):
 
     def _watched(self) -> Mapping[str, Any]:
         """Memory that is watched under a name."""
-        return self._depends().names()
+        return self._depends().names() if self._taken.watches else {}
 
     def _exchanged(self, old: Sequence[Span]) -> None:
         """Nothing of the executable points into ``old`` any more."""
-        self._depends().forget(old)
+        if self._taken.watches:
+            self._depends().forget(old)
         marked = self._marked
         if marked is not None and marked.label in ("", *(span.name for span in old)):
             self._forgive()

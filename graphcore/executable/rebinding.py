@@ -84,7 +84,8 @@ def rebind(
     known = None if key is None else current.known.switch(current.version.resource, key)
     owners = _Owners.after(executable, wanted)  # may fail, so before anything is done
     replaced = None
-    if known is not None and _switch(executable, *known).result is UpdateResult.SUCCESS:
+    if known is not None and known[0].is_taken_by(executable.handle):
+        _take(executable, *known)
         found, route, reason = known[1], RebindRoute.WHOLE, "a graph of an earlier exchange"
     else:
         snapshot = current.snapshot()
@@ -111,13 +112,10 @@ def _key(
     return moves, tuple((span.start, span.size) for span in others)
 
 
-def _switch(executable: RebindableExec, version: KnownVersion, found: Repointing) -> RawUpdate:
-    """Updates to a graph of ours; what the driver said."""
-    answer = executable.driver.update_exec(executable.handle, version.resource.handle)
-    if answer.result is UpdateResult.SUCCESS:
-        made = executable._copy_of(version.resource)
-        executable._take_copy(made, found.params, version.snapshot)
-    return answer
+def _take(executable: RebindableExec, version: KnownVersion, found: Repointing) -> None:
+    """The driver has taken a graph of ours."""
+    made = executable._copy_of(version.resource)
+    executable._take_copy(made, found.params, version.snapshot)
 
 
 # ---- routes -----------------------------------------------------------------------------------
@@ -153,10 +151,13 @@ def _apply(
     known = None if key is None else current.known.find(after)
     if known is None:
         known = KnownVersion(executable._copy_with(found.params).resource, after)
-    answer = _switch(executable, known, found)
+    answer = executable.driver.update_exec(executable.handle, known.resource.handle)
     if answer.result is not UpdateResult.SUCCESS:
         return _anew(executable, known, found, refused or _words(known, answer), reinstantiate)
+    _take(executable, known, found)
     if key is not None:
+        if before.owned:  # else it may change, or go
+            current.known.keep(KnownVersion(before, snapshot))
         current.known.remember(before, key, known, found)
     return RebindRoute.WHOLE, f"{count} of {total} nodes is a quarter or more", None
 

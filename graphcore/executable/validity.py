@@ -123,6 +123,11 @@ class Validity:
         if self._footprint is not None:
             self._look_again(owners, current)
 
+    @property
+    def has_looked(self) -> bool:
+        """Whether the footprint is known."""
+        return self._footprint is not None
+
     def names(self) -> dict[str, TensorRef]:
         """The memory that is watched, by name, as it was."""
         return {watch.name: watch.record.tensor for watch in self._watches}

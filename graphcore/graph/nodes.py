@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from graphcore.drawing.model import node_count
 from graphcore.driver.kernel import Kernel, Pointer
@@ -102,6 +102,11 @@ class NodeRecord:
 
     def with_params(self, params: NodeParams) -> NodeRecord:
         """The same node with other parameters."""
+        if isinstance(params, KernelParams):
+            known = self.function, self.kernel
+            made: Any = NodeFields(self.index, self.handle, params, known, self.label)
+            made.__class__ = NodeRecord
+            return cast("NodeRecord", made)
         # written out: dataclasses.replace costs several times as much, and graphs have many nodes
         return NodeRecord(
             self.index, self.handle, params, self.function, self.kernel, self.label, self.child,
@@ -167,7 +172,7 @@ class NodeFields:
         index: int,
         handle: NodeHandle,
         params: KernelParams,
-        known: tuple[FunctionInfo, Kernel | None],
+        known: tuple[FunctionInfo | None, Kernel | None],
         label: str,
     ) -> None:
         self.index = index

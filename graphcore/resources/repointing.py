@@ -13,11 +13,13 @@ import struct
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from graphcore.driver.records import (
     AllocParams,
     CopyOperand,
     FreeParams,
+    KernelFields,
     KernelParams,
     MemcpyParams,
     MemsetParams,
@@ -87,6 +89,10 @@ class _Search:
         self.params: dict[NodeHandle, NodeParams] = {}
         self.problems: list[str] = []
         self._starts = [move.old.start for move in self.moves]
+        self._dense = [
+            move.old.tensor is None or move.old.tensor.is_contiguous for move in self.moves
+        ]
+        self._known_places: dict[tuple[int, int, int], list[tuple[int, int, str]]] = {}
         self._low, self._high = self._starts[0], max(move.old.end for move in self.moves)
         known = list(others)
         self._rivals = [
@@ -97,14 +103,11 @@ class _Search:
     def look_at(self, node: NodeRecord) -> None:
         """Notes the node's new parameters, or what is wrong with it."""
         params = node.params
-        changed: NodeParams = params
         if isinstance(params, KernelParams):
-            arguments = tuple(
-                [self._argument(node, index, data) for index, data in enumerate(params.arguments)]
-            )
-            if arguments != params.arguments:
-                changed = KernelParams(params.function, params.config, arguments)
-        elif isinstance(params, MemcpyParams):
+            self._look_at_kernel(node, params)
+            return
+        changed: NodeParams = params
+        if isinstance(params, MemcpyParams):
             changed = replace(
                 params,
                 dst=self._side(node, "dst", params.dst, params),
@@ -122,21 +125,39 @@ class _Search:
 
     # ---- kernels -------------------------------------------------------------------------------
 
-    def _argument(self, node: NodeRecord, index: int, data: bytes) -> bytes:
-        if len(data) < 8:
-            return data
-        operand = f"arg {index}"
-        offset = 0
-        if node.function is not None and index < len(node.function.layout):
-            offset = node.function.layout[index][0]
-        if node.kernel is not None:
-            parameter = node.kernel.parameters[index]
-            operand += f" ({parameter.name})"
-            if parameter.is_pointer:
-                offset = 0
-            elif not parameter.type.startswith("bytes:"):
-                return data  # declared to be a number
-        first = -offset % 8
+    def _look_at_kernel(self, node: NodeRecord, params: KernelParams) -> None:
+        arguments = params.arguments
+        moved: list[bytes] | None = None
+        for index, first, operand in self._places(node, params):
+            data = arguments[index]
+            if len(data) == 8 and not first:  # a pointer, as most are
+                value = int.from_bytes(data, "little")
+                move = self._find(value) if self._low <= value < self._high else None
+                if move is None:
+                    continue
+                new = self._move(move, node, operand, value, 0).to_bytes(8, "little")
+            else:
+                new = self._words(node, operand, data, first)
+                if new is data:
+                    continue
+            moved = moved or list(arguments)
+            moved[index] = new
+        if moved is not None:
+            made: Any = KernelFields(params.function, params.config, tuple(moved))
+            made.__class__ = KernelParams
+            self.params[node.handle] = made
+
+    def _places(self, node: NodeRecord, params: KernelParams) -> list[tuple[int, int, str]]:
+        """(argument, first byte where an aligned word may begin, name) of what may hold words."""
+        # by identity: a reading shares what nodes of one function have in common
+        key = id(node.function), id(node.kernel), len(params.arguments)
+        if key not in self._known_places:
+            sizes = enumerate(map(len, params.arguments))
+            found = (_place(node, index) for index, size in sizes if size >= 8)
+            self._known_places[key] = [place for place in found if place is not None]
+        return self._known_places[key]
+
+    def _words(self, node: NodeRecord, operand: str, data: bytes, first: int) -> bytes:
         found = list(self._hits(data, first))
         for at, value in self._hits(data, (first + 4) % 8):
             name = self._name(value)
@@ -147,7 +168,7 @@ class _Search:
             return data
         result = bytearray(data)
         for at, value in found:
-            moved = self._moved(node, f"{operand}, byte {at}", value)
+            moved = self._moved(node, operand, value, at)
             result[at : at + 8] = moved.to_bytes(8, "little")
         return bytes(result)
 
@@ -204,24 +225,49 @@ class _Search:
 
     def _find(self, address: int) -> int | None:
         index = bisect_right(self._starts, address) - 1
-        if index >= 0 and self.moves[index].old.holds(address):
-            return index
-        return None
+        if index < 0:
+            return None
+        old = self.moves[index].old
+        is_in = address < old.end if self._dense[index] else old.holds(address)
+        return index if is_in else None
 
     def _name(self, address: int) -> str:
         index = self._find(address)
         assert index is not None
         return self.moves[index].old.name
 
-    def _moved(self, node: NodeRecord, where: str, address: int) -> int:
+    def _moved(self, node: NodeRecord, operand: str, address: int, at: int | None = None) -> int:
+        """Where ``address`` goes, of byte ``at`` of the operand."""
         index = self._find(address)
         assert index is not None
+        return self._move(index, node, operand, address, at)
+
+    def _move(
+        self, index: int, node: NodeRecord, operand: str, address: int, at: int | None
+    ) -> int:
         move = self.moves[index]
-        rival = next((each for each in self._rivals[index] if each.holds(address)), None)
+        rivals = self._rivals[index]
+        rival = next((each for each in rivals if each.holds(address)), None) if rivals else None
         if rival is not None:
+            where = operand if at is None else f"{operand}, byte {at}"
             self.problems.append(
                 f"{node}: {where}: ambiguous: {move.old.name} + {address - move.old.start} bytes "
                 f"or {rival.name} + {address - rival.start} bytes"
             )
         self.words[index] += 1
         return address + move.by
+
+
+def _place(node: NodeRecord, index: int) -> tuple[int, int, str] | None:
+    """As of :meth:`_Search._places`; None for what is declared to be a number."""
+    operand, offset = f"arg {index}", 0
+    if node.function is not None and index < len(node.function.layout):
+        offset = node.function.layout[index][0]
+    if node.kernel is not None:
+        parameter = node.kernel.parameters[index]
+        operand += f" ({parameter.name})"
+        if parameter.is_pointer:
+            offset = 0
+        elif not parameter.type.startswith("bytes:"):
+            return None
+    return index, -offset % 8, operand

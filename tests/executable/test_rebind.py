@@ -7,6 +7,7 @@ import logging
 import random
 import weakref
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import numpy
@@ -32,6 +33,7 @@ from graphcore.driver import Driver, Kernel, kernel
 from graphcore.driver.emulated import EmulatedDriver
 from graphcore.driver.records import LaunchConfig, MemsetParams, NodeParams
 from graphcore.executable import RebindRoute
+from graphcore.executable.known_versions import MOST_VERSIONS
 from graphcore.resources.buffer import Buffer
 from graphcore.resources.lifetime import OwnerSet
 
@@ -425,15 +427,48 @@ def test_going_back_and_forth_makes_no_new_graphs(bench: Bench) -> None:
     assert executable.snapshot().nodes[0].arguments[1].value == 2
 
 
+@pytest.mark.parametrize("other_turn", ["another buffer", "no other"])
+def test_from_the_second_time_on_an_exchange_is_one_update(
+    other_turn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(EmulatedDriver())
+    x, y, z = (bench.put([0.0] * 4) for _ in range(3))
+    handle = bench.driver.clone_graph(
+        graph_of(bench, *[bench.kernel_params(add_one, x, 4)] * 4).handle
+    )
+    executable = Graph(bench.driver, handle).instantiate()
+    ring = [x, y, z, x] if other_turn == "another buffer" else [x, y, x]
+    calls: list[str] = []
+    for name in ("clone_graph", "nodes", "node_params", "set_node_params", "update_exec"):
+        call = getattr(EmulatedDriver, name)
+
+        def noting(*given: Any, name: str = name, call: Any = call, **named: Any) -> Any:
+            calls.append(name)
+            return call(*given, **named)
+
+        monkeypatch.setattr(EmulatedDriver, name, noting)
+    for turn in range(3):
+        for old, new in pairwise(ring):
+            calls.clear()
+            assert executable.rebind([((old, 16), (new, 16))]).nodes == 4
+            if turn:
+                assert calls == ["update_exec"]
+            run(executable, bench)
+    assert [values(bench, each) for each in ring[1:]] == [[12.0] * 4] * (len(ring) - 1)
+    executable.update(executable.graph)
+    assert not executable._current.known._made, "an update lets go of them"
+    bench.close()
+
+
 def test_many_buffers_in_turn_keep_a_few_graphs_only(bench: Bench) -> None:
-    buffers = [bench.put([0.0] * 4) for _ in range(9)]
+    buffers = [bench.put([0.0] * 4) for _ in range(MOST_VERSIONS + 3)]
     executable = graph_of(bench, bench.kernel_params(add_one, buffers[0], 4)).instantiate()
     for _ in range(2):
         for old, new in zip(buffers, [*buffers[1:], buffers[0]], strict=True):
             executable.rebind([((old, 16), (new, 16))])
             run(executable, bench)
-    assert [values(bench, each) for each in buffers] == [[2.0] * 4] * 9
-    assert len(executable._current.known._made) <= 4
+    assert [values(bench, each) for each in buffers] == [[2.0] * 4] * len(buffers)
+    assert len(executable._current.known._made) <= MOST_VERSIONS
 
 
 def test_later_changes_and_rebinds_build_on_the_new_pointers(bench: Bench) -> None:

@@ -8,6 +8,7 @@ import types
 
 from helpers.stub_driver import (
     PLAIN,
+    RICH,
     arguments,
     driver,
     exec_arguments,
@@ -302,6 +303,25 @@ def a_bound_update_commits_its_block():
     stub().stub_fail(b"cuGraphExecKernelNodeSetParams", 1)
     raises("CUDA_ERROR_INVALID_VALUE", update, KernelParams(loaded, PLAIN, arguments(1, 2, 3)))
     assert update.arguments() == arguments(8, 9, 10)  # what the node has
+
+
+def arguments_of_many_nodes_change_at_once():
+    cuda = driver()
+    graph, loaded = cuda.create_graph(), function(cuda)
+    shapes = (PLAIN, RICH, PLAIN)
+    nodes = [
+        cuda.add_node(graph, [], KernelParams(loaded, config, arguments())) for config in shapes
+    ]
+    changes = [
+        (node, KernelParams(loaded, config, arguments(number, 2, 3)))
+        for number, (node, config) in enumerate(zip(nodes, shapes, strict=True))
+    ]
+    cuda.set_arguments(changes)
+    assert cuda.all_params(graph) == changes
+    few = KernelParams(loaded, PLAIN, arguments()[:2])
+    raises("CUDA_ERROR_INVALID_VALUE", cuda.set_arguments, [(nodes[0], few)])
+    stub().stub_fail(b"cuGraphKernelNodeSetParams", 1)
+    assert raises("CUDA_ERROR_INVALID_VALUE", cuda.set_arguments, changes[1:]).node == nodes[1]
 
 
 def closing_the_driver_leaves_what_it_made():

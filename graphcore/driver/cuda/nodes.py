@@ -7,18 +7,20 @@ is ever edited.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable
+import functools
+import struct
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from graphcore.driver.codes import cuda_error
 from graphcore.driver.cuda.attributes import read_attributes, write_attributes
-from graphcore.driver.cuda.check import ask
+from graphcore.driver.cuda.check import ask, error_of
 from graphcore.driver.cuda.context import in_context
 from graphcore.driver.cuda.copies import from_memcpy, from_memset, to_memcpy, to_memset
 from graphcore.driver.cuda.functions import FunctionCalls
 from graphcore.driver.cuda.graphs import GraphCalls, node_objects
 from graphcore.driver.cuda.reading import KernelReader
-from graphcore.driver.cuda.versions import cuda
+from graphcore.driver.cuda.versions import argument, cuda, result_of
 from graphcore.driver.kernel_attributes import KernelAttributes
 from graphcore.driver.records import (
     AllocParams,
@@ -226,6 +228,22 @@ class NodeCalls(GraphCalls, FunctionCalls):
             case _:
                 raise _unsupported("cuGraphNodeSetParams", params)
 
+    @in_context
+    def set_arguments(self, changes: Iterable[tuple[NodeHandle, KernelParams]]) -> None:
+        """As the protocol says: one structure a function and launch shape."""
+        forms: dict[tuple[int, LaunchConfig], _ArgumentForm] = {}
+        call = self._entry_points.prepared_kernel
+        for node, params in changes:
+            key = params.function, params.config
+            form = forms.get(key)
+            if form is None or not form.fits(params.arguments):
+                self.prepare_kernel(params)  # refuses what is of another size
+                form = forms[key] = _ArgumentForm(params)
+            form.write(params.arguments)
+            number = call(argument(node), form.at)
+            if number:
+                raise error_of(result_of(number), "cuGraphKernelNodeSetParams", node=node)
+
     def _set_kernel(self, node: NodeHandle, params: KernelParams) -> None:
         built, _keep = self.kernel_node(params)
         current = read_attributes(self._entry_points, node)
@@ -273,6 +291,33 @@ class NodeCalls(GraphCalls, FunctionCalls):
         pool.location.id = self.device
         built.bytesize = params.size
         return built
+
+
+class _ArgumentForm:
+    """``CUDA_KERNEL_NODE_PARAMS`` of one function and launch shape, and where its arguments go."""
+
+    def __init__(self, params: KernelParams) -> None:
+        self._sizes = [len(data) for data in params.arguments]
+        packed = struct.Struct("=" + "".join(f"{size}s{-size % 8}x" for size in self._sizes))
+        self._block = ctypes.create_string_buffer(max(packed.size, 1))
+        self._pack = functools.partial(packed.pack_into, self._block, 0)
+        places, at = [], ctypes.addressof(self._block)
+        for size in self._sizes:
+            places.append(at)
+            at += size + -size % 8
+        self._pointers = (ctypes.c_void_p * len(places))(*places)
+        self._built = cuda.CUDA_KERNEL_NODE_PARAMS()
+        fill_kernel_node(self._built, params)
+        self._built.kernelParams = ctypes.addressof(self._pointers)
+        self.at = argument(self._built.getPtr())
+
+    def fits(self, arguments: Sequence[bytes]) -> bool:
+        """Whether the arguments have the sizes of those it was made for."""
+        return [len(data) for data in arguments] == self._sizes
+
+    def write(self, arguments: Sequence[bytes]) -> None:
+        """Puts them where the structure points."""
+        self._pack(*arguments)
 
 
 def fill_kernel_node(built: Any, params: KernelParams) -> None:

@@ -87,6 +87,7 @@ class EntryPoints:
         # costs more than the call; these take what :func:`argument` made once
         self.prepared_update = _entry_point("cuGraphExecUpdate", 12000)
         self.prepared_node = _entry_point("cuGraphExecKernelNodeSetParams", 12000)
+        self.prepared_kernel = _entry_point("cuGraphKernelNodeSetParams", 12000)
         self.prepared_launch = _entry_point("cuGraphLaunch", 10000)
         self.nodes = _entry_point("cuGraphGetNodes", 10000, pointer, pointer, count)
         self.edges = _entry_point(
