@@ -9,6 +9,7 @@ is new to it, when any is made or closed, or by :func:`release_finished`.
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 
 from graphcore.driver import Driver, active
@@ -17,6 +18,7 @@ from graphcore.errors import CudaError, GraphcoreError
 from graphcore.executable.fence import Fence
 from graphcore.resources.lifetime import OwnerSet
 
+_PATIENCE_SECONDS = 100e-6
 _lock = threading.RLock()
 _waiting: set[Held] = set()
 """Everything that has owners waiting; what was closed lives here only."""
@@ -124,7 +126,12 @@ class Held:
     def drop(self) -> None:
         """Lets go of everything, once the launches up to now have run."""
         self.replace(OwnerSet())
+        # an event behind nothing happens some microseconds after it was recorded: who closes an
+        # executable that has long run wants its memory back now, not when another one is made
+        until = time.perf_counter() + _PATIENCE_SECONDS
         self.settle()
+        while self in _waiting and time.perf_counter() < until:
+            self.settle()
 
 
 def _holds(sets: list[OwnerSet], wanted: OwnerSet) -> bool:

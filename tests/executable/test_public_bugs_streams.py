@@ -9,7 +9,7 @@ import pytest
 import torch
 from helpers.isolated import run_script
 from helpers.scene import Scene
-from helpers.tensors import filled, replay
+from helpers.tensors import cuda_driver, filled, replay
 
 import graphcore
 from graphcore import CudaError
@@ -227,9 +227,8 @@ def test_an_event_of_torch_of_another_capture_is_explained() -> None:
 
 
 @pytest.mark.gpu
-def test_a_fork_of_ours_carries_torch_work_and_gives_the_eager_result(
-    graphcore_driver: Driver,
-) -> None:
+def test_a_fork_of_ours_carries_torch_work_and_gives_the_eager_result() -> None:
+    graphcore_driver = cuda_driver()
     x = torch.randn(256, 256, device=f"cuda:{graphcore_driver.device}")
     out = filled(graphcore_driver, 0.0, 256, 256)
 

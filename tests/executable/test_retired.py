@@ -246,3 +246,31 @@ def test_a_running_launch_keeps_the_buffers_of_the_version_it_was_launched_with(
     assert (bench.get(out, 1), bench.get(other, 1)) == ([1.0], [2.0])
     executable.close()
     bench.close()
+
+
+class SlowAnswers(EmulatedDriver):
+    """An emulated driver whose events have happened only at the fifth question, as on a device."""
+
+    questions = 0
+
+    def query_event(self, event: int) -> bool:  # type: ignore[override]
+        self.questions += 1
+        return self.questions > 4 and super().query_event(event)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("how", ["closed", "dropped"])
+def test_what_ran_long_ago_is_given_back_by_the_end_of_its_executable(how: str) -> None:
+    bench = Bench(SlowAnswers())
+    owner = Owner()
+    held = weakref.ref(owner)
+    graph = filling(bench, 1.0, owner)
+    executable = graph.instantiate()
+    del owner
+    executable.launch(bench.stream)
+    graph.close()
+    if how == "closed":
+        executable.close()
+    del executable, graph
+    gc.collect()
+    assert held() is None
+    assert bench.driver.questions > 4  # type: ignore[attr-defined]

@@ -197,7 +197,8 @@ def test_it_runs_on_torchs_current_stream() -> None:
     plan = GraphPlan()
     x = plan.buffer("x", (4,))
     plan.launch(add_one, ONE_BLOCK, x, 4)
-    plan.call(lambda x: x.mul_(torch.cuda.current_stream() == stream), x)
+    # by handle: to torch, the same stream taken from outside is another object
+    plan.call(lambda x: x.mul_(torch.cuda.current_stream().cuda_stream == stream.cuda_stream), x)
     stream = torch.cuda.Stream()
     tensor = filled(driver, 1.0)
     torch.cuda.synchronize()
