@@ -27,7 +27,6 @@ from graphcore.plan.records import (
     View,
     WaitEvent,
 )
-from graphcore.plan.shared_bytes import share_bytes
 
 
 class Host:
@@ -48,14 +47,6 @@ class Access:
     view: View | None
     writes: bool
     origin: str = ""
-
-    def conflicts(self, other: Access) -> bool:
-        """Whether the order of the two matters; both must be of one resource."""
-        if not (self.writes or other.writes):
-            return False
-        if self.view is None or other.view is None:
-            return True
-        return share_bytes(self.view, other.view)
 
 
 def accesses_of(node: PlanNode) -> tuple[Access, ...]:

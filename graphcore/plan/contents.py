@@ -55,6 +55,8 @@ class PlanContents:
         self._is_body = registry is not None
         self._nodes: list[PlanNode] = []
         self._names: dict[str, int | None] = {}
+        # by what names are made of: the number below which all are taken
+        self._numbers: dict[str, int] = {}
         self._labels: list[str] = []
         # the conditional node whose bodies are being written now
         self._open = ""
@@ -207,12 +209,19 @@ class PlanContents:
 
     def _reserve(self, base: str) -> str:
         """``base``, or ``base 2`` and so on where it is taken."""
-        name, number = base, 1
+        number = self._numbers.get(base, 1)
+        name = base if number == 1 else f"{base} {number}"
         while name in self._names or name in self._awaited:
             number += 1
             name = f"{base} {number}"
         self._names[name] = None
+        self._numbers[base] = number
         return name
+
+    def _release(self, name: str) -> None:
+        """Gives a name up that was reserved."""
+        self._names.pop(name, None)
+        self._numbers.clear()
 
     def _resolve(self, after: Any) -> tuple[tuple[int, ...] | None, list[str]]:
         """(indices, names that no node has yet) of an ``after``; (None, []) where not given."""

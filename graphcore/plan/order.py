@@ -7,12 +7,12 @@ another path says so already. The result is the same for the same plan.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from graphcore.plan.accesses import Access, accesses_of, comes_after_all, comes_before_all
+from graphcore.plan.accesses import accesses_of, comes_after_all, comes_before_all
 from graphcore.plan.records import PlanNode
-from graphcore.plan.shared_bytes import covered_range
+from graphcore.plan.touches import Touch, Touches
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +65,8 @@ class _Derivation:
     """One pass over the nodes in program order."""
 
     def __init__(self) -> None:
-        # by identity of the resource: who touched it how, without what a later write hides
-        self._touched: dict[int, dict[int, list[_Touch]]] = {}
+        # by identity of the resource: who touched it, without what a later write hides
+        self._touched: dict[int, Touches] = {}
         # nodes that all later ones come after
         self._gates: set[int] = set()
         # what is known to come before each node, as bits; names of later nodes do not count yet
@@ -75,72 +75,59 @@ class _Derivation:
     def edges(self, nodes: Sequence[PlanNode]) -> list[tuple[int, ...]]:
         direct = []
         for node in nodes:
-            accesses = accesses_of(node)
+            touches = [Touch(node.index, access) for access in accesses_of(node)]
             given = node.after
-            sources = self._derived(node, accesses) if given is None else given
+            sources = self._derived(node, touches) if given is None else given
             known = 0
             for source in sources:
                 if source < node.index:
                     known |= self._ancestors[source] | 1 << source
             self._ancestors.append(known)
             direct.append(sources)
-            self._remember(node, accesses)
+            self._remember(node, touches)
         return direct
 
-    def _derived(self, node: PlanNode, accesses: Sequence[Access]) -> tuple[int, ...]:
+    def _derived(self, node: PlanNode, touches: Sequence[Touch]) -> tuple[int, ...]:
         """Latest first, so that what a later one implies is never compared at all."""
         gathers = comes_after_all(node)
+        candidates: Iterable[int]
         if gathers:
-            candidates = set(range(node.index))
+            candidates = range(node.index - 1, -1, -1)
         else:
-            candidates = set(self._gates)
-            for access in accesses:
-                candidates.update(self._touched.get(id(access.resource), ()))
-        kept, known = [], 0
-        for source in sorted(candidates, reverse=True):
+            candidates = sorted(self._gates.union(*map(self._near, touches)), reverse=True)
+        kept, known, everything = [], 0, (1 << node.index) - 1
+        for source in candidates:
             if known >> source & 1:
                 continue
-            if gathers or source in self._gates or self._conflicts(accesses, source):
+            if gathers or source in self._gates or self._conflicts(touches, source):
                 kept.append(source)
                 known |= self._ancestors[source] | 1 << source
+                if known == everything:
+                    break
         return tuple(kept)
 
-    def _conflicts(self, accesses: Sequence[Access], source: int) -> bool:
-        return any(
-            access.conflicts(earlier.access)
-            for access in accesses
-            for earlier in self._touched.get(id(access.resource), {}).get(source, ())
-        )
+    def _near(self, touch: Touch) -> set[int]:
+        touched = self._touched.get(id(touch.access.resource))
+        return set() if touched is None else touched.near(touch)
 
-    def _remember(self, node: PlanNode, accesses: Sequence[Access]) -> None:
-        for access in accesses:
-            touched = self._touched.setdefault(id(access.resource), {})
-            if access.writes and node.after is None:
-                # this node comes after those, and who conflicts with them conflicts with it
-                low, high = covered_range(access.view) if access.view else (0, 0)
-                for index in [
-                    index
-                    for index, earlier in touched.items()
-                    if all(low <= one.low and one.high <= high for one in earlier)
-                ]:
-                    del touched[index]
-        for access in accesses:
-            self._touched[id(access.resource)].setdefault(node.index, []).append(_Touch.of(access))
+    def _conflicts(self, touches: Sequence[Touch], source: int) -> bool:
+        for touch in touches:
+            touched = self._touched.get(id(touch.access.resource))
+            if touched is not None and any(
+                touch.conflicts(earlier) for earlier in touched.of(source)
+            ):
+                return True
+        return False
+
+    def _remember(self, node: PlanNode, touches: Sequence[Touch]) -> None:
+        for touch in touches:
+            touched = self._touched.setdefault(id(touch.access.resource), Touches())
+            if touch.access.writes and node.after is None:
+                touched.forget_behind(touch)
+        for touch in touches:
+            self._touched[id(touch.access.resource)].add(touch)
         if comes_before_all(node):
             self._gates.add(node.index)
-
-
-@dataclass(frozen=True, slots=True)
-class _Touch:
-    """An access with its extent, which many later writes are held against."""
-
-    access: Access
-    low: int
-    high: int
-
-    @staticmethod
-    def of(access: Access) -> _Touch:
-        return _Touch(access, *(access.view.extent if access.view else (0, 0)))
 
 
 def _sorted(direct: Sequence[Sequence[int]]) -> list[int]:

@@ -353,7 +353,7 @@ class GraphPlan(PlanWays, PlanForms):
             yield bodies
         except BaseException:
             if name is None:
-                self._names.pop(title, None)
+                self._release(title)
             raise
         finally:
             self._open = ""

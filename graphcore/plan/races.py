@@ -26,6 +26,7 @@ from graphcore.plan.records import (
     View,
 )
 from graphcore.plan.shared_bytes import share_bytes, shared_range
+from graphcore.plan.touches import Touch, Touches
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,20 +71,29 @@ def races_among(
     touches: Callable[[PlanNode], Sequence[Access]],
 ) -> Iterator[Race]:
     """Races between nodes; ``touches`` says what a node touches."""
-    found = []
+    found: list[Race] = []
     for touched in _by_resource(nodes, touches):
-        members = sum(1 << index for index, _ in touched)
-        for place, (index, accesses) in enumerate(touched):
-            # on a chain, the usual case, nothing is left to compare with
-            if not members & ~order.ancestors[index] & ((1 << index) - 1):
-                continue
-            for other, earlier in touched[:place]:
+        found += _races_of(touched, order)
+    yield from sorted(found, key=lambda race: (race.first, race.second, race.resource.name))
+
+
+def _races_of(touched: Sequence[tuple[int, list[Access]]], order: Order) -> Iterator[Race]:
+    """Races for one resource; ``touched`` are (node, its accesses of it), in program order."""
+    known, earlier_ones = Touches(), 0
+    for index, accesses in touched:
+        mine = [Touch(index, access) for access in accesses]
+        # on a chain, the usual case, nothing is left to compare with
+        if earlier_ones & ~order.ancestors[index]:
+            for other in sorted(set().union(*map(known.near, mine))):
                 if order.is_ordered(other, index):
                     continue
-                pairs = tuple((a, b) for a in earlier for b in accesses if a.conflicts(b))
+                earlier = known.of(other)
+                pairs = tuple((a.access, b.access) for a in earlier for b in mine if a.conflicts(b))
                 if pairs:
-                    found.append(Race(other, index, _resource(pairs), pairs))
-    yield from sorted(found, key=lambda race: (race.first, race.second, race.resource.name))
+                    yield Race(other, index, _resource(pairs), pairs)
+        for touch in mine:
+            known.add(touch)
+        earlier_ones |= 1 << index
 
 
 def _by_resource(

@@ -8,6 +8,8 @@ range in which both lie.
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from graphcore.plan.records import View
@@ -20,15 +22,53 @@ _MOST_ELEMENTS = 1 << 20
 _MOST_BYTES = 1 << 24
 
 
+@dataclass(frozen=True, slots=True)
+class Region:
+    """The bytes of a view, worked out once where it is held against many.
+
+    Args:
+        low: The first byte.
+        high: Past the last byte; equal to ``low`` where there is none.
+        is_dense: Whether it has every byte between.
+        offset: Of the first element.
+        itemsize: Bytes of an element.
+        sides: (size, stride in bytes) of each axis with more than one element.
+        period: The greatest number that divides all strides; 0 where there are none.
+    """
+
+    low: int
+    high: int
+    is_dense: bool
+    offset: int
+    itemsize: int
+    sides: tuple[tuple[int, int], ...]
+    period: int
+
+    @staticmethod
+    def of(view: View) -> Region:
+        """The bytes of ``view``."""
+        sides = _sides(view)
+        period = math.gcd(*(stride for _, stride in sides))
+        return Region(*view.extent, is_dense(view), view.offset, view.itemsize, sides, period)
+
+    def meets(self, other: Region) -> bool:
+        """Whether the two have a byte in common."""
+        if self.low >= other.high or other.low >= self.high:
+            return False
+        if self.low == self.high or other.low == other.high:
+            return False
+        if self.is_dense and other.is_dense:
+            return True
+        distance = other.offset - self.offset
+        period = math.gcd(self.period, other.period)
+        if period and self.itemsize <= distance % period <= period - other.itemsize:
+            return False  # as columns of a matrix: the elements of one lie between the other's
+        return overlap(self.sides, other.sides, distance, self.itemsize, other.itemsize)
+
+
 def share_bytes(first: View, second: View) -> bool:
     """Whether two views of one buffer have a byte in common."""
-    low, high = _window(first, second)
-    if low >= high:
-        return False
-    if is_dense(first) and is_dense(second):
-        return True
-    distance = second.offset - first.offset
-    return overlap(_sides(first), _sides(second), distance, first.itemsize, second.itemsize)
+    return Region.of(first).meets(Region.of(second))
 
 
 def shared_range(first: View, second: View) -> tuple[int, int]:
@@ -42,11 +82,6 @@ def shared_range(first: View, second: View) -> tuple[int, int]:
     if not len(both):  # too hard to decide, and counted as overlapping
         return low, high
     return low + int(both[0]), low + int(both[-1]) + 1
-
-
-def covered_range(view: View) -> tuple[int, int]:
-    """(first byte, past the last byte) that the view touches without a gap; empty for others."""
-    return view.extent if is_dense(view) else (0, 0)
 
 
 def is_dense(view: View) -> bool:

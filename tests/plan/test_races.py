@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from graphcore import GraphPlan, PlanProblem
 from graphcore.plan import shared_bytes
 from graphcore.plan.records import View
-from graphcore.plan.shared_bytes import covered_range, share_bytes, shared_range
+from graphcore.plan.shared_bytes import Region, share_bytes, shared_range
 from graphcore.resources import overlap
 
 X = GraphPlan().buffer("x", (4, 6), "int32")
@@ -38,14 +38,12 @@ def test_views_share_exactly_the_bytes_that_both_touch(first: View, second: View
 
 @given(views_of(X))
 @settings(max_examples=200, deadline=None)
-def test_a_covered_range_is_touched_byte_by_byte(view: View) -> None:
-    low, high = covered_range(view)
+def test_a_dense_region_is_touched_byte_by_byte(view: View) -> None:
+    region = Region.of(view)
     touched = bytes_of(view)
-    assert set(range(low, high)) <= touched
-    is_gapless = max(touched) + 1 - min(touched) == len(touched) and len(touched) == (
-        view.size * view.itemsize
-    )
-    assert (low < high) == is_gapless
+    assert (region.low, region.high) == (min(touched), max(touched) + 1)
+    is_gapless = region.high - region.low == len(touched) == view.size * view.itemsize
+    assert region.is_dense == is_gapless
 
 
 def test_a_view_of_nothing_shares_nothing() -> None:
