@@ -12,6 +12,7 @@ import logging
 import sys
 import threading
 import warnings
+import weakref
 from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
@@ -70,51 +71,61 @@ class _ThreadCaptures(threading.local):
         self.stack: list[ActiveCapture] = []
 
 
+class _Turn:
+    """A thread that runs what waited; it counts for as long as the frame that holds this."""
+
+    def __init__(self) -> None:
+        self.thread = threading.get_ident()
+
+
 class _Waiting:
-    """Actions that wait, the captures they wait for, and the threads that run one just now."""
+    """Actions that wait, the captures they wait for, and the threads that run one just now.
+
+    Ctrl-C may come between any two calls: a turn whose frame it has left counts no more, and the
+    lock is held by itself, because the exit of a Condition is a function that it could leave.
+    """
 
     def __init__(self) -> None:
         # reentrant: a finalizer may call when_idle while this thread holds the lock
-        self.changed = threading.Condition(threading.RLock())
+        self.lock = threading.RLock()
+        self.changed = threading.Condition(self.lock)
         self.captures: list[ActiveCapture] = []
         self.actions: deque[Callable[[], None]] = deque()
-        self.runners: list[int] = []
+        self.turns: weakref.WeakSet[_Turn] = weakref.WeakSet()
 
-    def next(self) -> Callable[[], None] | None:
-        with self.changed:
+    def next(self, turn: _Turn) -> Callable[[], None] | None:
+        with self.lock:
             if self.captures or not self.actions:
                 return None
-            self.runners.append(threading.get_ident())
+            self.turns.add(turn)
             return self.actions.popleft()
 
-    def done(self) -> None:
-        with self.changed:
-            self.runners.remove(threading.get_ident())
+    def done(self, turn: _Turn) -> None:
+        with self.lock:
+            self.turns.discard(turn)
             self.changed.notify_all()
 
     def begin(self, capture: ActiveCapture) -> None:
         """Stops further actions, and waits for those that other threads have begun."""
-        with self.changed:
+        with self.lock:
             self.captures.append(capture)
-            try:
-                if not self.changed.wait_for(self._is_quiet, _PATIENCE_SECONDS):
-                    _log.warning(
-                        "%s begins while another thread still destroys something, after %.0f s",
-                        capture.name,
-                        _PATIENCE_SECONDS,
-                    )
-            except BaseException:
-                self.captures.remove(capture)
-                raise
+            if not self.changed.wait_for(self._is_quiet, _PATIENCE_SECONDS):
+                _log.warning(
+                    "%s begins while another thread still destroys something, after %.0f s",
+                    capture.name,
+                    _PATIENCE_SECONDS,
+                )
 
     def _is_quiet(self) -> bool:
         # who begins a capture inside an action of its own must not wait for itself, nor for
         # another thread that does the same
-        return not self.runners or threading.get_ident() in self.runners
+        threads = {turn.thread for turn in self.turns}
+        return not threads or threading.get_ident() in threads
 
     def end(self, capture: ActiveCapture) -> None:
-        with self.changed:
-            self.captures.remove(capture)
+        with self.lock:
+            if capture in self.captures:
+                self.captures.remove(capture)
 
 
 _captures = _ThreadCaptures()
@@ -126,13 +137,24 @@ UNDER_WAY: Collection[ActiveCapture] = _waiting.captures
 
 def push(capture: ActiveCapture) -> None:
     """Notes that a capture begins on this thread; waits for destroys of other threads."""
-    _waiting.begin(capture)
-    _captures.stack.append(capture)
+    try:
+        _waiting.begin(capture)
+        _captures.stack.append(capture)
+    except BaseException:  # Ctrl-C
+        drop(capture)
+        raise
 
 
 def pop() -> None:
     """Notes that this thread's newest capture is over, and runs what waited for the last one."""
-    _waiting.end(_captures.stack.pop())
+    drop(_captures.stack[-1])
+
+
+def drop(capture: ActiveCapture) -> None:
+    """As :func:`pop`, for a capture that may be over or may not have begun."""
+    _waiting.end(capture)
+    if capture in _captures.stack:
+        _captures.stack.remove(capture)
     run_waiting()
 
 
@@ -200,13 +222,20 @@ def when_idle(action: Callable[[], None]) -> None:
 
 def run_waiting() -> None:
     """Runs what waits, unless a capture is under way."""
-    while (action := _waiting.next()) is not None:
+    while True:
+        turn = _Turn()
         try:
+            action = _waiting.next(turn)
+            if action is None:
+                return
             action()
         except Exception as error:
             _report(error)
         finally:
-            _waiting.done()
+            try:
+                _waiting.done(turn)
+            finally:
+                _waiting.done(turn)  # where Ctrl-C came into the first
 
 
 def _report(error: Exception) -> None:

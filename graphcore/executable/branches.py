@@ -89,13 +89,17 @@ class Fork(NotCopied):
                 f"fork: expected one whose branch is open, got one that is {state}; a branch that "
                 "continues later is a fork of its own, capture.fork(side.stream)"
             )
-        with ExitStack() as blocks:
-            blocks.enter_context(use_stream(self.driver, self.stream))
-            blocks.enter_context(self.driver.recording(self.stream.handle))
-            self._block = blocks.pop_all()
         self._came_from = self._capture.stream
-        self._capture.stream = self.stream.handle
-        return self
+        try:
+            with ExitStack() as blocks:
+                blocks.enter_context(use_stream(self.driver, self.stream))
+                blocks.enter_context(self.driver.recording(self.stream.handle))
+                self._block = blocks.pop_all()
+            self._capture.stream = self.stream.handle
+            return self
+        except BaseException as error:  # Ctrl-C
+            self.leave(type(error), error, error.__traceback__)
+            raise
 
     def __exit__(
         self,
@@ -103,10 +107,11 @@ class Fork(NotCopied):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        assert self._block is not None
-        block, self._block = self._block, None
-        self._capture.stream = self._came_from
-        block.__exit__(kind, error, trace)
+        try:
+            self.leave(kind, error, trace)
+        except BaseException as failure:  # Ctrl-C
+            self.leave(type(failure), failure, failure.__traceback__)
+            raise
         if not self._joins or self._is_over:
             return
         try:
@@ -115,6 +120,18 @@ class Fork(NotCopied):
             if error is None:
                 raise
             error.add_note(f"joining the fork: {second}")
+
+    def leave(
+        self,
+        kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        trace: TracebackType | None = None,
+    ) -> None:
+        """Sends work where it went before the block; nothing outside it."""
+        if self._block is not None:
+            self._capture.stream = self._came_from
+            self._block.__exit__(kind, error, trace)  # a second time only what is left of it
+            self._block = None
 
     @property
     def _is_over(self) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 
 from graphcore.driver import Driver, active
+from graphcore.driver.active import ActiveCapture
 from graphcore.driver.records import CaptureState, GraphHandle, StreamHandle
 from graphcore.errors import CaptureError, CudaError
 from graphcore.executable.expectation import WHERE_WORK_GOES, Expectation, unmet
@@ -18,7 +19,9 @@ from graphcore.executable.handles import GraphResource
 _log = logging.getLogger("graphcore")
 
 
-def end_once(driver: Driver, stream: StreamHandle) -> tuple[GraphHandle | None, CudaError | None]:
+def end_once(
+    driver: Driver, stream: StreamHandle, capture: ActiveCapture
+) -> tuple[GraphHandle | None, CudaError | None]:
     """Ends the capture of ``stream`` and takes it off this thread's stack.
 
     Returns:
@@ -26,22 +29,32 @@ def end_once(driver: Driver, stream: StreamHandle) -> tuple[GraphHandle | None, 
     """
     handle, failure = None, None
     try:
-        handle = driver.end_capture(stream)
-    except BaseException as error:
-        # after any of CUDA's own refusals it is over; only a call that did nothing is repeated
-        if driver.capture_status(stream).state is not CaptureState.NONE:
-            _end_quietly(driver, stream, error)
-        if not isinstance(error, CudaError):
-            raise  # Ctrl-C
-        failure = error
-    finally:
         try:
-            active.pop()
-        except BaseException:  # Ctrl-C in what had waited for the end
-            if handle is not None:
-                destroy_graph(driver, handle)
-            raise
+            handle = driver.end_capture(stream)
+        except CudaError as error:
+            failure = error
+            # after any of CUDA's own refusals it is over; only a call that did nothing is repeated
+            if driver.capture_status(stream).state is not CaptureState.NONE:
+                _end_quietly(driver, stream, error)
+        active.drop(capture)
+    except BaseException:  # Ctrl-C, here or in what had waited for the end
+        if handle is not None:
+            destroy_graph(driver, handle)
+        abandon(driver, stream, capture)
+        raise
     return handle, failure
+
+
+def abandon(driver: Driver, stream: StreamHandle, capture: ActiveCapture) -> None:
+    """Ends what an interruption left of a capture: begun or not, ended or not."""
+    try:
+        is_over = capture not in active.under_way()  # then the stream may be somebody else's
+        if not is_over and driver.capture_status(stream).state is not CaptureState.NONE:
+            driver.destroy_graph(driver.end_capture(stream))
+    except CudaError as error:  # of a capture that was broken: it is over all the same
+        _log.debug("%s was given up: %s", capture.name, error)
+    finally:
+        active.drop(capture)
 
 
 def destroy_graph(driver: Driver, handle: GraphHandle) -> None:

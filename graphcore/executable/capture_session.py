@@ -18,7 +18,7 @@ from graphcore.driver import LEGACY_STREAM, CaptureMode, Driver, Stream, active
 from graphcore.driver.records import GraphHandle
 from graphcore.errors import CaptureError, CudaError, LifecycleError
 from graphcore.executable.branches import Fork, begin_fork, loose_ends
-from graphcore.executable.capture_ending import check_finished, destroy_graph, end_once
+from graphcore.executable.capture_ending import abandon, check_finished, destroy_graph, end_once
 from graphcore.executable.capture_options import (
     LegacyWork,
     check_label,
@@ -220,10 +220,11 @@ class Capture(NotCopied):
         refuse_busy(self.driver, self.stream)  # given streams may have become busy since
         try:
             self._begin(f"the capture begun at {caller()} on stream {self.stream.handle:#x}")
-        except BaseException:
+            return self
+        except BaseException as error:
+            self._blocks.__exit__(type(error), error, error.__traceback__)  # after Ctrl-C
             self._abandon()
             raise
-        return self
 
     def _begin(self, name: str) -> None:
         driver, stream = self.driver, self.stream.handle
@@ -237,15 +238,15 @@ class Capture(NotCopied):
                 name,
                 breaks_on_legacy_work=self.on_legacy_work == "error",
             )
+            self._active, self._thread = capture, threading.get_ident()
             active.push(capture)  # before it begins: what other threads drop waits from here on
+            forget_bindings(driver)  # from here on none binds to what would break this
             try:
-                forget_bindings(driver)  # from here on none binds to what would break this
                 driver.begin_capture(stream, self.mode)
-            except BaseException:
-                active.pop()
+            except CudaError:  # it has not begun: what the stream may be doing is somebody else's
+                self._active = None
+                active.drop(capture)
                 raise
-            self._active = capture
-            self._thread = threading.get_ident()
             blocks.push(self._end)
             blocks.enter_context(driver.recording(stream))
             self._blocks = blocks.pop_all()
@@ -256,19 +257,32 @@ class Capture(NotCopied):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        try:
+            self._refuse_another_thread()
+            self._leave_forks()
+            self._blocks.__exit__(kind, error, trace)
+        except BaseException as failure:
+            if self._thread == threading.get_ident():
+                # what Ctrl-C left of them; else there are none left
+                self._leave_forks()
+                self._blocks.__exit__(type(failure), failure, failure.__traceback__)
+                self._abandon()
+            raise
+        if error is not None:
+            self._abandon()
+
+    def _leave_forks(self) -> None:
+        """Leaves blocks of forks that nobody left: a side stream would stay the current one."""
+        for fork in reversed(self._forks):
+            fork.leave()
+
+    def _refuse_another_thread(self) -> None:
         if self._active is not None and self._thread != threading.get_ident():
             raise CaptureError(
                 f"{self._active.name}: expected to be ended by the thread that began it, got "
                 "another; it is still under way there",
                 code="CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD",
             )
-        try:
-            self._blocks.__exit__(kind, error, trace)
-        except BaseException:
-            self._abandon()
-            raise
-        if error is not None:
-            self._abandon()
 
     def _end(
         self,
@@ -281,19 +295,12 @@ class Capture(NotCopied):
         assert self._active is not None
         ended = self._active
         name, troubles = ended.name, ended.troubles
-        loose = interrupt = None
-        try:
-            if error is None:
-                loose = loose_ends(self.driver, self.stream.handle, self._forks, self._annotations)
-        except BaseException as found:  # Ctrl-C: the capture ends all the same
-            interrupt = found
+        driver, stream, loose = self.driver, self.stream.handle, None
+        if error is None:
+            loose = loose_ends(driver, stream, self._forks, self._annotations)
+        handle, failure = end_once(driver, stream, ended)
         self._active = None
         self._forks = []
-        handle, failure = end_once(self.driver, self.stream.handle)
-        if interrupt is not None:
-            if handle is not None:
-                destroy_graph(self.driver, handle)
-            raise interrupt
         if error is not None:
             if handle is not None:
                 destroy_graph(self.driver, handle)
@@ -331,6 +338,10 @@ class Capture(NotCopied):
 
     def _abandon(self) -> None:
         """Drops everything a failed capture holds: pool, stream, owners."""
+        if self._active is not None:  # Ctrl-C came before its end
+            abandon(self.driver, self.stream.handle, self._active)
+            self._active = None
+            self._forks = []
         if self._graph is not None:
             self._graph.close()
             self._graph = None

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from graphcore.executable.graph import Graph
 
 Span = tuple[int, int]  # address, bytes
+_EXACT = 1 << 53  # a budget of "as much as you like" may be larger than any float
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,5 +151,5 @@ def in_words(size: float) -> str:
     for unit in ("bytes", "KiB", "MiB"):
         if size < 1024:
             return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} GiB"
+        size = size / 1024 if size < _EXACT else size // 1024
+    return f"{size:.1f} GiB" if size < _EXACT else f"{size} GiB"

@@ -11,36 +11,39 @@ from __future__ import annotations
 import gc
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 from graphcore.driver import active
 
 
 class _Rest:
-    """How many captures ask for the rest, and whether the collector was on before."""
+    """Which captures ask for the rest, and whether the collector was on before."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._captures = 0
+        self._captures: set[object] = set()
         self._was_on = False
 
-    def begin(self) -> None:
+    def begin(self, capture: object) -> None:
         with self._lock:
             if not self._captures:
                 self._was_on = gc.isenabled()
+                self._captures.add(capture)  # first: what Ctrl-C leaves here is taken back below
                 gc.disable()
                 gc.callbacks.append(_note_collection)
-            self._captures += 1
+            self._captures.add(capture)
 
-    def end(self) -> None:
+    def end(self, capture: object) -> None:
         with self._lock:
-            self._captures -= 1
-            if not self._captures:
+            if capture not in self._captures:
+                return  # Ctrl-C, before it began
+            if len(self._captures) == 1:
                 with suppress(ValueError):  # somebody emptied the list
                     gc.callbacks.remove(_note_collection)
                 if self._was_on:
                     gc.enable()
+            self._captures.remove(capture)
 
 
 def _note_collection(phase: str, info: dict[str, Any]) -> None:
@@ -57,8 +60,9 @@ _rest = _Rest()
 @contextmanager
 def resting_collector() -> Iterator[None]:
     """Keeps the collector off for the block."""
-    _rest.begin()
-    try:
+    capture = object()
+    with ExitStack() as ends:
+        for _ in range(2):  # Ctrl-C may come into the first
+            ends.callback(_rest.end, capture)
+        _rest.begin(capture)
         yield
-    finally:
-        _rest.end()

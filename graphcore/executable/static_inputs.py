@@ -16,13 +16,14 @@ from typing import Any
 from graphcore.driver import Driver, active, as_stream
 from graphcore.driver.records import MemoryKind, StreamHandle
 from graphcore.errors import CapacityError, ConfigurationError, StaleGraphError
-from graphcore.interop import choose_driver, current_stream
+from graphcore.interop import choose_driver, current_stream, use_stream
 from graphcore.resources.contents import as_contents
 from graphcore.resources.copying import copy_of, dense
 from graphcore.resources.corner import fill as fill_memory
 from graphcore.resources.corner import pattern_of, write_corner
 from graphcore.resources.driver_argument import checked_driver
 from graphcore.resources.dtypes import DTYPES
+from graphcore.resources.spans import extent
 from graphcore.resources.tensors import TensorRef, contiguous_strides, describe, is_tensor
 
 
@@ -155,12 +156,25 @@ class StaticInputs(Mapping[str, Any]):
             return _Write(
                 target, replace(_plain(source), address=start), pattern, MemoryKind.HOST, data
             )
-        if source.size and _overlap(source, target):
-            if source == target:
-                return _Write(target, source, pattern, MemoryKind.DEVICE, value)
-            value = copy_of(value, self.driver, stream)
-        plain = dense(value)
+        if source == target:
+            return _Write(target, source, pattern, MemoryKind.DEVICE, value)
+        plain = self._settled(value, source, stream)
         return _Write(target, plain, pattern, MemoryKind.DEVICE, plain.owner)
+
+    def _settled(self, value: Any, source: TensorRef, stream: StreamHandle) -> TensorRef:
+        """``value`` in contiguous memory that no write of this call changes before it is read."""
+        start, size = extent("value", source)
+        is_ours = any(
+            start < ref.address + ref.nbytes and ref.address < start + size
+            for ref in self._refs.values()
+        )
+        if source.is_contiguous and not is_ours:
+            return source
+        # torch and CuPy copy on their current stream, and the writes go to this one
+        with use_stream(self.driver, stream):
+            if source.is_contiguous:
+                return describe(copy_of(value, self.driver, stream))
+            return dense(value)
 
     def _check(
         self, name: str, source: TensorRef, target: TensorRef, pattern: bytes | None

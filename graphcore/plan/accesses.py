@@ -26,7 +26,6 @@ from graphcore.plan.records import (
     RecordEvent,
     View,
     WaitEvent,
-    Work,
 )
 
 
@@ -50,45 +49,12 @@ class Access:
     origin: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Effects:
-    """What the nodes of a plan or body touch together, and whether one may touch anything."""
-
-    accesses: tuple[Access, ...]
-    are_unknown: bool
-
-
 def accesses_of(node: PlanNode) -> tuple[Access, ...]:
     """What a node touches, in terms of its own plan's buffers, each once."""
-    return _distinct(_accesses(node))
-
-
-def effects_of(plan: PlanContents) -> Effects:
-    """The effects of a plan or body; found once for all places where it stands."""
-    revisions = plan._registry.revisions()
-    if plan._effects is None or plan._effects[0] != revisions:
-        accesses = _distinct(
-            access
-            for inner in plan.nodes
-            for access in _inside(f"{plan.name or 'plan'}/{inner.name}", accesses_of(inner))
-        )
-        effects = Effects(accesses, any(map(has_unknown_effects, plan.nodes)))
-        plan._effects = revisions, effects
-    return plan._effects[1]
-
-
-def _distinct(accesses: Iterable[Access]) -> tuple[Access, ...]:
     found: dict[tuple[int, View | None, bool], Access] = {}
-    for access in accesses:
+    for access in _accesses(node):
         found.setdefault((id(access.resource), access.view, access.writes), access)
     return tuple(found.values())
-
-
-def _inside_of(work: Work) -> tuple[PlanContents, ...]:
-    """The plan that a node embeds, or the bodies of a conditional one."""
-    if isinstance(work, Embed):
-        return (work.plan,)
-    return work.bodies if isinstance(work, Conditional) else ()
 
 
 def through(accesses: Iterable[Access], bindings: Bindings) -> tuple[Access, ...]:
@@ -111,7 +77,11 @@ def has_unknown_effects(node: PlanNode) -> bool:
     work = node.work
     if isinstance(work, (Callback, Call, EmbedGraph)):
         return not (node.reads or node.writes)
-    return any(effects_of(plan).are_unknown for plan in _inside_of(work))
+    if isinstance(work, Embed):
+        return any(map(has_unknown_effects, work.plan.nodes))
+    if isinstance(work, Conditional):
+        return any(has_unknown_effects(inner) for body in work.bodies for inner in body.nodes)
+    return False
 
 
 def comes_after_all(node: PlanNode) -> bool:
@@ -140,7 +110,8 @@ def _accesses(node: PlanNode) -> Iterator[Access]:
     elif isinstance(work, Conditional):
         yield Access(work.condition, None, writes=False)
         for body in work.bodies:
-            yield from effects_of(body).accesses
+            for inner in body.nodes:
+                yield from _inside(f"{body.name}/{inner.name}", accesses_of(inner))
     else:
         yield from _own(node)
 
@@ -160,12 +131,13 @@ def _own(node: PlanNode) -> Iterator[Access]:
 
 def _embedded(plan: PlanContents, bindings: Bindings) -> Iterator[Access]:
     """What leaves an embedded plan: its argument buffers' memory, and the host."""
-    for access in effects_of(plan).accesses:
-        if access.view is None:
-            if access.resource is HOST:
-                yield access
-        elif translate(access.view, bindings) is not None:
-            yield _placed(access, bindings)
+    for inner in plan.nodes:
+        for access in _inside(f"{plan.name or 'plan'}/{inner.name}", accesses_of(inner)):
+            if access.view is None:
+                if access.resource is HOST:
+                    yield access
+            elif translate(access.view, bindings) is not None:
+                yield _placed(access, bindings)
 
 
 def _placed(access: Access, bindings: Bindings) -> Access:

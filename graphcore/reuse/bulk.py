@@ -11,7 +11,7 @@ from graphcore.errors import ConfigurationError
 from graphcore.executable import GraphExec
 from graphcore.executable.memory_report import in_words
 from graphcore.reuse.eager import EagerExec
-from graphcore.reuse.keys import check_key, size_of
+from graphcore.reuse.keys import check_key, same_kinds, size_of
 
 if TYPE_CHECKING:
     from graphcore.reuse.cache import GraphCache
@@ -44,9 +44,15 @@ def capture_all(
             "family: expected none in capture_all, whose keys each have an executable of their "
             f"own, got {options['family']!r}"
         )
+    first: dict[Hashable, Hashable] = {}
     for key in keys:
-        check_key(key)
-    ordered = sorted(dict.fromkeys(keys), key=size or size_of, reverse=True)
+        known = first.setdefault(check_key(key), key)
+        if not same_kinds(known, key):
+            raise ConfigurationError(
+                f"keys: expected keys that differ, got {key!r}, which Python takes for equal to "
+                f"{known!r}; use one kind of number"
+            )
+    ordered = sorted(first, key=size or size_of, reverse=True)
     made: dict[Hashable, GraphExec | EagerExec] = {}
     with cache._keeping_new() as keep, _shown(progress, len(ordered)) as bar:
         for key in ordered:

@@ -87,6 +87,8 @@ class GraphCache(NotCopied):
                 f"guard: expected one of {get_args(Guard)} or None, got {guard!r}"
             )
         self._driver = None if driver is None else checked_driver(driver)
+        if not callable(clock):
+            raise ConfigurationError(f"clock: expected a function, got {clock!r}")
         self._serving = Serving(self.limits, Options(guard, share_pool, strict), clock)
         self._holding = self._serving.holding
         self._is_closed = False
@@ -261,9 +263,7 @@ class GraphCache(NotCopied):
         """
         self._refuse_closed()
         self._serving.filling.refuse_under_way("evict")
-        check_key(key)
-        place = place_of(self._driver or choose_driver())
-        entry = self._holding.entries.get(Identity(place, key))
+        _, entry = self._serving.find(self._driver or choose_driver(), key)
         if entry is None:
             return False
         self._refuse_pinned(entry)
@@ -339,8 +339,7 @@ class GraphCache(NotCopied):
         return len(self._holding.entries)
 
     def __contains__(self, key: Hashable) -> bool:
-        place = place_of(self._driver or choose_driver())
-        return Identity(place, check_key(key)) in self._holding.entries
+        return self._serving.find(self._driver or choose_driver(), key)[1] is not None
 
     def __repr__(self) -> str:
         return table(self._holding, self.counters, self._serving.clock())
@@ -362,8 +361,7 @@ class GraphCache(NotCopied):
         self._refuse_closed()
         entry, _, _ = self._serving.look_up(self._driver or choose_driver(), key)
         if entry is None:
-            check_key(key)  # a tensor, say, has a hash, and is never found
-            self._serving.counting.add("absent")
+            self._serving.counting.add("lookups", "absent")
         return entry
 
     def _eager(self, driver: Driver, key: Hashable, fn: Callable[[], Any]) -> EagerExec:

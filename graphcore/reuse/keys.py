@@ -8,6 +8,7 @@ and context are not part of a key: the cache adds them.
 from __future__ import annotations
 
 import dataclasses
+import math
 import numbers
 from collections.abc import Callable, Hashable, Iterator
 from enum import Enum
@@ -182,10 +183,22 @@ def _large_integers(value: Any, path: str) -> Iterator[tuple[str, int]]:
 
 
 def same_kinds(one: Any, other: Any) -> bool:
-    """Whether two equal keys are of equal kinds too: ``1``, ``1.0`` and ``True`` are equal."""
+    """Whether two equal keys are of equal kinds too: ``1``, ``1.0`` and ``True`` are equal.
+
+    So are ``0.0`` and ``-0.0``, by which a graph may divide.
+    """
     if isinstance(one, tuple) and isinstance(other, tuple):
         return all(map(same_kinds, one, other))
-    return _kind(one) == _kind(other)
+    if isinstance(one, frozenset) and isinstance(other, frozenset):
+        partners = {part: part for part in other}
+        return all(same_kinds(part, partners[part]) for part in one)
+    if dataclasses.is_dataclass(one) and not isinstance(one, type) and type(one) is type(other):
+        names = [field.name for field in dataclasses.fields(one) if field.compare]
+        return all(same_kinds(getattr(one, name), getattr(other, name)) for name in names)
+    kind = _kind(one)
+    if kind is numbers.Real and one == 0 and _kind(other) is kind:
+        return math.copysign(1.0, one) == math.copysign(1.0, other)
+    return kind == _kind(other)
 
 
 def _kind(value: Any) -> type:

@@ -80,14 +80,13 @@ class Serving:
         entry, identity, stale = self.look_up(driver, key)
         if entry is not None:
             return entry
-        check_key(key)
         check_key(family)
         refuse_addresses(key, lambda number: driver.allocation_of(number) is not None)
         reason = stale or self.history.reason(identity, self.holding.lookups)
         found = self.holding.entries.get(identity)
         kept = self.bulk or frozenset()
         miss = Miss(driver, identity, make, reason, family, found, kept, stream, wants_blocking)
-        self.counting.add("misses", *(["stale"] if found else []))
+        self.counting.add("lookups", "misses", *(["stale"] if found else []))
         try:
             entry, decision = self.filling.fill(miss, self.clock)
         except BaseException:
@@ -99,22 +98,13 @@ class Serving:
     def look_up(
         self, driver: Driver, key: Hashable
     ) -> tuple[Entry | None, Identity, CaptureReason | None]:
-        """The usable entry of ``key``; or None, and, for a stale one, why it is captured again."""
-        identity = Identity(place_of(driver), key)
+        """The usable entry of ``key``; or None, and, for a stale one, why it is captured again.
+
+        Counts a hit; what becomes of a lookup that found nothing is the caller's to count.
+        """
         holding = self.holding
-        try:
-            entry = holding.entries.get(identity)
-        except TypeError:  # no hash
-            check_key(key)
-            raise
-        is_other = entry is not None and entry.identity.key is not key
-        if entry is not None and is_other and not same_kinds(entry.identity.key, key):
-            raise ConfigurationError(
-                f"key: expected one that differs from the keys that are there, got {key!r}, which "
-                f"Python takes for equal to {entry.identity.key!r}; use one kind of number"
-            )
+        identity, entry = self.find(driver, key)
         holding.lookups += 1
-        self.counting.add("lookups")
         self._tidy(entry)
         trouble = None if entry is None else entry.unusable(self.filling.options.guard == "full")
         if entry is None or (trouble is not None and trouble[0] is Cause.CLOSED):
@@ -125,9 +115,30 @@ class Serving:
             gone = Departure(trouble[0], holding.lookups, entry.bytes, trouble[1])
             return None, identity, CaptureReason(gone)
         holding.touch(entry, self.clock())
-        self.counting.add("hits")
+        self.counting.add("lookups", "hits")
         self.watch.hit(identity, len(holding.entries))
         return entry, identity, None
+
+    def find(self, driver: Driver, key: Hashable) -> tuple[Identity, Entry | None]:
+        """The entry of ``key``, usable or not; counts nothing.
+
+        Raises:
+            CacheTypeError: ``key`` cannot be one.
+            ConfigurationError: It cannot be found again, or equals a key of another kind.
+        """
+        identity = Identity(place_of(driver), key)
+        try:
+            entry = self.holding.entries.get(identity)
+        except TypeError:  # no hash
+            entry = None
+        if entry is None:
+            check_key(key)  # a tensor, say, has a hash, and is never found
+        elif entry.identity.key is not key and not same_kinds(entry.identity.key, key):
+            raise ConfigurationError(
+                f"key: expected one that differs from the keys that are there, got {key!r}, which "
+                f"Python takes for equal to {entry.identity.key!r}; use one kind of number"
+            )
+        return identity, entry
 
     def _tidy(self, wanted: Entry | None) -> None:
         """Drops what has run by now, and what lay idle; not inside a capture of this cache."""

@@ -25,7 +25,7 @@ def _capture(name: str = "a capture") -> ActiveCapture:
 def _none_left() -> Iterator[None]:
     yield
     assert active.under_way() == ()
-    assert active._waiting.runners == []
+    assert not active._waiting.turns
 
 
 class Slow:

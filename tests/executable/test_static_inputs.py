@@ -9,6 +9,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from helpers.spinning import MILLISECOND, spin
 from helpers.tensors import device_of, filled, replay
 
 import graphcore
@@ -23,6 +24,8 @@ from graphcore import (
 )
 from graphcore.driver import Driver
 from graphcore.driver.emulated import EmulatedDriver
+from graphcore.driver.records import LaunchConfig
+from graphcore.interop import current_stream
 
 SHAPE = (4, 3, 5)
 
@@ -192,6 +195,58 @@ def test_a_static_tensor_given_to_itself_stays_and_a_view_of_it_is_moved(
     assert host(target).tolist() == [0, 1, 2, 3]
     inputs.copy_(x=target[1:])
     assert host(target).tolist() == [1, 2, 3, 0]
+
+
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [
+        pytest.param(lambda t: t["b"], lambda t: t["a"], id="swapped"),
+        pytest.param(lambda t: t["b"][:2], lambda t: t["a"][2:], id="parts"),
+        pytest.param(lambda t: t["b"].flip(0), lambda t: t["a"], id="one of them computed"),
+        pytest.param(lambda t: t["both"][3:5], lambda t: t["both"][2:6], id="across both"),
+        pytest.param(lambda t: t["both"][::2], lambda t: t["both"][1::2], id="strided"),
+    ],
+)
+def test_inputs_given_to_each_other_are_read_before_any_is_written(
+    graphcore_driver: Driver, left: Callable[[Any], Any], right: Callable[[Any], Any]
+) -> None:
+    both = static(graphcore_driver, 8)
+    both.copy_(torch.arange(8))
+    tensors = {"a": both[:4], "b": both[4:], "both": both}
+    given = {"a": left(tensors), "b": right(tensors)}
+    wanted = {name: [*value.tolist(), -1, -1, -1, -1][:4] for name, value in given.items()}
+    inputs = StaticInputs(
+        {name: tensors[name] for name in given},
+        fill=dict.fromkeys(given, -1),
+        driver=graphcore_driver,
+    )
+    graphcore_driver.synchronize()
+    inputs.copy_(given)
+    graphcore_driver.synchronize()
+    assert {name: host(tensors[name]).tolist() for name in given} == wanted
+
+
+def test_a_strided_source_is_made_dense_on_the_stream_of_the_writes(
+    graphcore_driver: Driver,
+) -> None:
+    """Where torch's own stream is busy, what it made dense there would not be there yet."""
+    size = 1 << 16
+    target = static(graphcore_driver, size)
+    source = static(graphcore_driver, size, 2)
+    source[:, 1] = torch.arange(size)
+    busy = static(graphcore_driver, 1, dtype=torch.float32)
+    inputs = StaticInputs({"x": target}, driver=graphcore_driver)
+    graphcore_driver.synchronize()
+    with graphcore_driver.stream() as stream:
+        graphcore_driver.launch(
+            graphcore_driver.function(spin),
+            LaunchConfig((1, 1, 1), (1, 1, 1)),
+            spin.pack(busy.data_ptr(), 1.0, 200 * MILLISECOND),
+            current_stream(graphcore_driver),
+        )
+        inputs.copy_(x=source[:, 1], stream=stream)
+    graphcore_driver.synchronize()
+    assert host(target)[-3:].tolist() == [size - 3, size - 2, size - 1]
 
 
 def test_host_values_may_change_as_soon_as_the_call_returns(graphcore_driver: Driver) -> None:

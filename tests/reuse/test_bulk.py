@@ -62,6 +62,8 @@ def test_keys_without_an_order_are_refused_before_anything_is_captured(
         cache.capture_all([1], 3, progress=False)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="family: expected none in capture_all"):
         cache.capture_all([1, 2], steps.of, progress=False, family="decode")
+    with pytest.raises(ConfigurationError, match=r"got 1\.0, which Python takes for equal to 1;"):
+        cache.capture_all([1, 2, 1.0], steps.of, progress=False)
     assert (len(cache), steps.runs) == (0, 0)
 
 

@@ -126,7 +126,26 @@ def test_a_key_that_equals_another_of_another_kind_is_refused(graphcore_driver: 
         ConfigurationError, match=r"got \(True, 'a'\), which Python takes for equal"
     ):
         cache.get_or_capture((True, "a"), steps(2))
-    assert len(cache) == 1
+    for call in (cache.get, cache.evict, cache.__contains__):
+        with pytest.raises(ConfigurationError, match="which Python takes for equal"):
+            call((True, "a"))
+    assert cache.keys() == [(1, "a")]
+
+
+def test_what_is_refused_is_no_lookup_and_the_counters_still_add_up() -> None:
+    driver = EmulatedDriver()
+    cache, steps = GraphCache(driver=driver), Steps(driver)
+    cache.get_or_capture(1, steps(1))
+    for key in ([1], float("nan"), torch.zeros(2), True, driver.alloc(64)):
+        with pytest.raises((CacheTypeError, ConfigurationError)):
+            cache.get_or_capture(key, steps(2))
+    with pytest.raises(CacheTypeError):
+        cache.get_or_capture(2, steps(2), family=[1])
+    for key in ([1], float("nan"), torch.zeros(2)):
+        with pytest.raises((CacheTypeError, ConfigurationError)):
+            cache.get(key)
+    add_up(cache)
+    assert cache.counters.lookups == 1
 
 
 def test_an_address_as_key_is_refused_before_anything_is_captured(
@@ -153,6 +172,7 @@ def test_what_cannot_be_called_is_refused(graphcore_driver: Driver, call: str) -
         ({"guard": "some"}, "guard: expected one of"),
         ({"driver": "cuda"}, "driver: expected an open driver"),
         ({"max_entries": 0}, "max_entries: expected"),
+        ({"clock": None}, "clock: expected a function, got None"),
     ],
     ids=repr,
 )
@@ -583,6 +603,10 @@ def test_a_cache_reads_as_a_table(graphcore_driver: Driver) -> None:
     assert [row[:3] for row in rows] == [["('decode',", "1)", "2"], ["('decode',", "2)", "2"]]
     assert lines[3].endswith("0 s  pinned")
     assert lines[4].endswith("7 s  family 'decode'")
+
+
+def test_a_budget_beyond_every_float_reads_as_a_table() -> None:
+    assert repr(GraphCache(10**400, driver=EmulatedDriver())).startswith("<GraphCache 0 entries")
 
 
 def test_a_long_table_is_cut() -> None:
