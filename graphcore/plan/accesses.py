@@ -26,6 +26,7 @@ from graphcore.plan.records import (
     RecordEvent,
     View,
     WaitEvent,
+    Work,
 )
 
 
@@ -49,12 +50,45 @@ class Access:
     origin: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Effects:
+    """What the nodes of a plan or body touch together, and whether one may touch anything."""
+
+    accesses: tuple[Access, ...]
+    are_unknown: bool
+
+
 def accesses_of(node: PlanNode) -> tuple[Access, ...]:
     """What a node touches, in terms of its own plan's buffers, each once."""
+    return _distinct(_accesses(node))
+
+
+def effects_of(plan: PlanContents) -> Effects:
+    """The effects of a plan or body; found once for all places where it stands."""
+    revisions = plan._registry.revisions()
+    if plan._effects is None or plan._effects[0] != revisions:
+        accesses = _distinct(
+            access
+            for inner in plan.nodes
+            for access in _inside(f"{plan.name or 'plan'}/{inner.name}", accesses_of(inner))
+        )
+        effects = Effects(accesses, any(map(has_unknown_effects, plan.nodes)))
+        plan._effects = revisions, effects
+    return plan._effects[1]
+
+
+def _distinct(accesses: Iterable[Access]) -> tuple[Access, ...]:
     found: dict[tuple[int, View | None, bool], Access] = {}
-    for access in _accesses(node):
+    for access in accesses:
         found.setdefault((id(access.resource), access.view, access.writes), access)
     return tuple(found.values())
+
+
+def _inside_of(work: Work) -> tuple[PlanContents, ...]:
+    """The plan that a node embeds, or the bodies of a conditional one."""
+    if isinstance(work, Embed):
+        return (work.plan,)
+    return work.bodies if isinstance(work, Conditional) else ()
 
 
 def through(accesses: Iterable[Access], bindings: Bindings) -> tuple[Access, ...]:
@@ -77,11 +111,7 @@ def has_unknown_effects(node: PlanNode) -> bool:
     work = node.work
     if isinstance(work, (Callback, Call, EmbedGraph)):
         return not (node.reads or node.writes)
-    if isinstance(work, Embed):
-        return any(map(has_unknown_effects, work.plan.nodes))
-    if isinstance(work, Conditional):
-        return any(has_unknown_effects(inner) for body in work.bodies for inner in body.nodes)
-    return False
+    return any(effects_of(plan).are_unknown for plan in _inside_of(work))
 
 
 def comes_after_all(node: PlanNode) -> bool:
@@ -110,8 +140,7 @@ def _accesses(node: PlanNode) -> Iterator[Access]:
     elif isinstance(work, Conditional):
         yield Access(work.condition, None, writes=False)
         for body in work.bodies:
-            for inner in body.nodes:
-                yield from _inside(f"{body.name}/{inner.name}", accesses_of(inner))
+            yield from effects_of(body).accesses
     else:
         yield from _own(node)
 
@@ -131,13 +160,12 @@ def _own(node: PlanNode) -> Iterator[Access]:
 
 def _embedded(plan: PlanContents, bindings: Bindings) -> Iterator[Access]:
     """What leaves an embedded plan: its argument buffers' memory, and the host."""
-    for inner in plan.nodes:
-        for access in _inside(f"{plan.name or 'plan'}/{inner.name}", accesses_of(inner)):
-            if access.view is None:
-                if access.resource is HOST:
-                    yield access
-            elif translate(access.view, bindings) is not None:
-                yield _placed(access, bindings)
+    for access in effects_of(plan).accesses:
+        if access.view is None:
+            if access.resource is HOST:
+                yield access
+        elif translate(access.view, bindings) is not None:
+            yield _placed(access, bindings)
 
 
 def _placed(access: Access, bindings: Bindings) -> Access:

@@ -24,6 +24,7 @@ from graphcore.plan.records import (
 )
 
 if TYPE_CHECKING:
+    from graphcore.plan.accesses import Effects
     from graphcore.plan.order import Order
     from graphcore.plan.plan import GraphPlan
 
@@ -37,22 +38,39 @@ class Registry:
     conditions: dict[str, Condition] = field(default_factory=dict)
     embedded: list[GraphPlan] = field(default_factory=list)
     revision: int = 0
+    height: int = 0
+    """How many levels of bodies and embedded plans lie inside of each other."""
+
+    def reached(self) -> list[Registry]:
+        """This one and those of all plans that are embedded in it, each once."""
+        found = {id(self): self}
+        waiting = [self]
+        while waiting:
+            for plan in waiting.pop().embedded:
+                inner = plan._registry
+                if id(inner) not in found:
+                    found[id(inner)] = inner
+                    waiting.append(inner)
+        return [*found.values()]
 
     def revisions(self) -> tuple[int, ...]:
         """Changes whenever this plan, or one embedded in it, does."""
-        inner = (number for plan in self.embedded for number in plan._registry.revisions())
-        return (self.revision, *inner)
+        return tuple(each.revision for each in self.reached())
+
+
+_MOST_LEVELS = 64
 
 
 class PlanContents:
     """The nodes of a plan or body, and the names it shares with its bodies."""
 
-    def __init__(self, name: str = "", *, registry: Registry | None = None) -> None:
+    def __init__(self, name: str = "", *, around: PlanContents | None = None) -> None:
         if not isinstance(name, str):
             raise ConfigurationError(f"name: expected a str, got {name!r:.60}")
         self.name = name
-        self._registry = registry or Registry()
-        self._is_body = registry is not None
+        self._registry: Registry = Registry() if around is None else around._registry
+        self._is_body = around is not None
+        self._depth: int = 0 if around is None else around._depth + 1
         self._nodes: list[PlanNode] = []
         self._names: dict[str, int | None] = {}
         # by what names are made of: the number below which all are taken
@@ -63,6 +81,8 @@ class PlanContents:
         # name that no node has yet -> indices of the nodes that come after it
         self._awaited: dict[str, list[int]] = {}
         self._order: tuple[tuple[int, ...], Order] | None = None
+        # what all nodes together touch, of the revisions it was found for
+        self._effects: tuple[tuple[int, ...], Effects] | None = None
 
     @property
     def nodes(self) -> tuple[PlanNode, ...]:
@@ -167,6 +187,16 @@ class PlanContents:
         if self._order is None or self._order[0] != revisions:
             self._order = revisions, order_nodes(self._nodes)
         return self._order[1]
+
+    def _deepen(self, levels: int) -> None:
+        """Notes that a node has ``levels`` levels inside it; PlanError where that is too deep."""
+        depth = self._depth + levels
+        if depth > _MOST_LEVELS:
+            raise PlanError(
+                f"{self._title()}: expected at most {_MOST_LEVELS} levels of bodies and embedded "
+                f"plans inside of each other, got {depth}"
+            )
+        self._registry.height = max(self._registry.height, depth)
 
     def _add(
         self,

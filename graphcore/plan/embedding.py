@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from graphcore.errors import ConfigurationError, PlanError
-from graphcore.plan.records import Conditional, Embed, PlanBuffer, View
+from graphcore.plan.records import Embed, PlanBuffer, View
 from graphcore.plan.views import as_view
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def bind(
         raise PlanError(
             f"{inner.name!r} is a body of a conditional node, which no other plan can embed"
         )
-    if any(plan._registry is outer._registry for plan in _reached(inner)):
+    if any(registry is outer._registry for registry in inner._registry.reached()):
         raise PlanError(f"plan {inner.name!r} cannot be embedded: it would contain itself")
     views = {name: as_view(value, f"bindings[{name!r}]") for name, value in bindings.items()}
     work = Embed(inner, tuple(views.items()))
@@ -120,14 +120,3 @@ def _is_alike(buffer: PlanBuffer, view: View) -> bool:
 
 def _layout(operand: PlanBuffer | View) -> str:
     return f"{operand.dtype} {list(operand.shape)} with strides {list(operand.strides)}"
-
-
-def _reached(plan: PlanContents) -> Iterator[PlanContents]:
-    """The plan, its bodies, and all that is embedded in them."""
-    yield plan
-    for node in plan.nodes:
-        if isinstance(node.work, Embed):
-            yield from _reached(node.work.plan)
-        elif isinstance(node.work, Conditional):
-            for body in node.work.bodies:
-                yield from _reached(body)

@@ -134,6 +134,7 @@ class _Reader:
             return self._launch(plan, entry)
         if kind == "Embed":
             inner = self.plans[_index(entry, "plan", len(self.plans))]
+            plan._deepen(1 + inner._registry.height)
             registry.embedded.append(inner)
             bindings = tuple((n, _view(plan, item)) for n, item in _pairs(entry, "bindings"))
             return Embed(inner, bindings)
@@ -167,9 +168,10 @@ class _Reader:
         form, bodies = entry["form"], _list(entry, "bodies")
         least, most = _BODIES.get(form, (1, 0)) if isinstance(form, str) else (1, 0)
         _require(least <= len(bodies) <= most, f"node {name!r}: {form!r:.20} of {len(bodies)}")
+        plan._deepen(1)
         made = []
         for number, nodes in enumerate(bodies):
-            body = self._plan_type(f"{name}/body {number}", registry=plan._registry)
+            body = self._plan_type(f"{name}/body {number}", around=plan)
             _require(isinstance(nodes, list), "bodies: expected a list")
             self._fill(body, nodes)
             made.append(body)

@@ -275,6 +275,7 @@ class GraphPlan(PlanWays, PlanForms):
             if read or written:
                 raise ConfigurationError("reads, writes: an embedded plan says itself what it does")
             work, read, written = bind(self, what, {} if bindings is None else bindings)
+            self._deepen(1 + what._registry.height)
             base = what.name or "plan"
         node = self._add(work, base, name=name, after=after, reads=read, writes=written)
         if isinstance(what, GraphPlan):
@@ -344,10 +345,9 @@ class GraphPlan(PlanWays, PlanForms):
         if self._open:
             raise PlanError(f"{self._title()}: the block of {self._open!r} is still open")
         self._resolve(after)
+        self._deepen(1)
         title = self._reserve(f"{form} {condition.name}") if name is None else name
-        bodies = tuple(
-            GraphPlan(f"{title}/body {number}", registry=self._registry) for number in range(count)
-        )
+        bodies = tuple(GraphPlan(f"{title}/body {number}", around=self) for number in range(count))
         self._open = title
         try:
             yield bodies

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from graphcore.driver import Driver, Event
 from graphcore.errors import PlanError
 from graphcore.interop.drivers import same_driver
-from graphcore.plan.records import Embed
-from graphcore.plan.walking import every_node
 
 if TYPE_CHECKING:
     from graphcore.plan.plan import GraphPlan
@@ -25,7 +23,8 @@ def check_events(plan: GraphPlan, events: Any, driver: Driver) -> dict[str, Even
     given = {} if events is None else events
     if not isinstance(given, Mapping):
         raise PlanError(f"events: expected a mapping of name -> Event, got {type(given).__name__}")
-    known = {name: event for one in _plans(plan) for name, event in one.events.items()}
+    registries = plan._registry.reached()
+    known = {name: event for one in registries for name, event in one.events.items()}
     unknown = [name for name in given if name not in known]
     if unknown:
         raise PlanError(f"events: expected events of the plan {sorted(known)}, got {unknown} too")
@@ -45,10 +44,3 @@ def check_events(plan: GraphPlan, events: Any, driver: Driver) -> dict[str, Even
 def make_events(plan: GraphPlan, given: Mapping[str, Event], driver: Driver) -> dict[str, Event]:
     """An event for each of one plan's: the given one, else a new one."""
     return {name: given.get(name) or driver.event() for name in plan.events}
-
-
-def _plans(plan: GraphPlan) -> Iterator[GraphPlan]:
-    yield plan
-    for node, _ in every_node(plan):
-        if isinstance(node.work, Embed):
-            yield from _plans(node.work.plan)
