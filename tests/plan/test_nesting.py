@@ -1,4 +1,4 @@
-"""Plans and bodies inside of each other: how deep, and what one costs that stands in many places."""
+"""Plans and bodies in each other: how deep, and what one costs that stands in many places."""
 
 from __future__ import annotations
 
