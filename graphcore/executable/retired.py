@@ -31,11 +31,14 @@ class Held:
 
     Attributes:
         owners: The current set.
+        takes_turns: Whether the newest change brought a set back that was here before.
         turn: An object for as long as sets that take turns may do so by setting ``owners`` alone:
             another one since then says that a set was let go, or waits for a fence.
     """
 
-    __slots__ = ("_fence", "_fenced", "_used", "driver", "handle", "owners", "stream", "turn")
+    __slots__ = (
+        "_fence", "_fenced", "_used", "driver", "handle", "owners", "stream", "takes_turns", "turn",
+    )  # fmt: skip
 
     def __init__(self, driver: Driver, owners: OwnerSet) -> None:
         self.driver = driver
@@ -43,6 +46,7 @@ class Held:
         self.stream: Any = None
         self.handle: StreamHandle | None = None
         self.turn = object()
+        self.takes_turns = False
         # sets that launches may use, the current one among them once it has given way before
         self._used: list[OwnerSet] = []
         # one fence at a time, and the sets that no launch after it uses
@@ -72,7 +76,7 @@ class Held:
             return turn
         with _lock:
             turn = self.turn
-            came_back = self._take_back(owners) or takes_turns
+            self.takes_turns = came_back = self._take_back(owners) or takes_turns
             if not came_back and owners.covers(old):
                 return turn
             if not _holds(self._used, old):
@@ -138,11 +142,14 @@ def _holds(sets: list[OwnerSet], wanted: OwnerSet) -> bool:
     return any(each is wanted for each in sets)
 
 
-def release_finished() -> int:
-    """Lets go of the owners whose launches have run; returns how many executables still wait."""
+def release_finished(*, turns: bool = True) -> int:
+    """Lets go of the owners whose launches have run; returns how many executables still wait.
+
+    ``turns``: also where versions take turns, which makes the next turns dearer.
+    """
     if _waiting and not active.is_any_under_way():
         with _lock:
-            asked = list(_waiting)
+            asked = [held for held in _waiting if turns or not held.takes_turns]
         for held in asked:
             held.settle()
     return len(_waiting)

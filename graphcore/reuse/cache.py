@@ -148,19 +148,25 @@ class GraphCache(NotCopied):
         self._refuse_closed()
         if not callable(fn):
             raise ConfigurationError(f"fn: expected a callable, got {type(fn).__name__}")
-        self._refuse_options(capture_options)
-        stream = capture_options.pop("stream", None)
+        stream = None
+        if capture_options:
+            self._refuse_options(capture_options)
+            stream = capture_options.pop("stream", None)
         driver = self._driver or choose_driver(*([] if stream is None else [stream]))
         if os.environ.get("GRAPHCORE_DISABLE") == "1":
             return self._eager(driver, key, fn)
+        serving = self._serving
+        found = serving.look_up(driver, key)
+        if found.entry is not None:
+            return found.entry.executable
 
         def make(pool: MemoryPool | None, stream: Any) -> Graph:
             options = {**capture_options, "stream": stream, "pool": pool}
             return capture_function(fn, warmup=warmup, driver=driver, **options)
 
         wants_blocking = capture_options.get("on_legacy_work", "error") == "error"
-        return self._serving.get_or_make(
-            driver, key, make, family, stream, wants_blocking=wants_blocking
+        return serving.make(
+            driver, found, make, family, stream, wants_blocking=wants_blocking
         ).executable
 
     def get_or_build(
@@ -183,7 +189,10 @@ class GraphCache(NotCopied):
         def make(_pool: MemoryPool | None, _stream: Any) -> Graph:
             return checked_graph(build(), driver)
 
-        return self._serving.get_or_make(driver, key, make, family).executable
+        found = self._serving.look_up(driver, key)
+        if found.entry is not None:
+            return found.entry.executable
+        return self._serving.make(driver, found, make, family).executable
 
     # ---- many at once --------------------------------------------------------------------------
 
@@ -359,7 +368,7 @@ class GraphCache(NotCopied):
 
     def _find(self, key: Hashable) -> Entry | None:
         self._refuse_closed()
-        entry, _, _ = self._serving.look_up(self._driver or choose_driver(), key)
+        entry = self._serving.look_up(self._driver or choose_driver(), key).entry
         if entry is None:
             self._serving.counting.add("lookups", "absent")
         return entry

@@ -124,9 +124,12 @@ class Holding:
         else:
             self._retired.append(Retired(graph, fence, size, place))
 
-    def drop_retired(self, *, wait: bool = False) -> None:
-        """Closes what has run by now; ``wait``: waits for the rest."""
-        release_finished()
+    def drop_retired(self, *, wait: bool = False, turns: bool = True) -> None:
+        """Closes what has run by now; ``wait``: waits for the rest.
+
+        ``turns``: as of :func:`release_finished`.
+        """
+        release_finished(turns=turns)
         if not self._retired or (active.is_any_under_way() and not wait):
             return
         waiting = []

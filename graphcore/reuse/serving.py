@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Hashable
-from typing import Any
+from typing import Any, NamedTuple
 
 from graphcore.driver import Driver
 from graphcore.errors import ConfigurationError
@@ -45,6 +45,20 @@ _ENDS = {
 Make = Callable[[MemoryPool | None, Any], Graph]
 
 
+class Lookup(NamedTuple):
+    """What a lookup found.
+
+    Args:
+        entry: The usable entry; None where there is none.
+        identity: Of the key.
+        stale: Why the key is captured again, where its entry is not usable any more.
+    """
+
+    entry: Entry | None
+    identity: Identity
+    stale: CaptureReason | None = None
+
+
 class Serving:
     """Looks up and fills, and keeps the books: counters, decisions, warnings.
 
@@ -66,20 +80,19 @@ class Serving:
         self.bulk: frozenset[Identity] | None = None
         """Where many are captured together: those captured so far."""
 
-    def get_or_make(
+    def make(
         self,
         driver: Driver,
-        key: Hashable,
+        lookup: Lookup,
         make: Make,
         family: Hashable | None,
         stream: Any = None,
         *,
         wants_blocking: bool = True,
     ) -> Entry:
-        """The entry of ``key``, made where there is none; raises as ``get_or_capture``."""
-        entry, identity, stale = self.look_up(driver, key)
-        if entry is not None:
-            return entry
+        """The entry that ``lookup`` did not find; raises as ``get_or_capture``."""
+        identity, stale = lookup.identity, lookup.stale
+        key = identity.key
         check_key(family)
         refuse_addresses(key, lambda number: driver.allocation_of(number) is not None)
         reason = stale or self.history.reason(identity, self.holding.lookups)
@@ -95,10 +108,8 @@ class Serving:
         self._count_capture(identity, decision)
         return entry
 
-    def look_up(
-        self, driver: Driver, key: Hashable
-    ) -> tuple[Entry | None, Identity, CaptureReason | None]:
-        """The usable entry of ``key``; or None, and, for a stale one, why it is captured again.
+    def look_up(self, driver: Driver, key: Hashable) -> Lookup:
+        """What there is of ``key``.
 
         Counts a hit; what becomes of a lookup that found nothing is the caller's to count.
         """
@@ -110,14 +121,14 @@ class Serving:
         if entry is None or (trouble is not None and trouble[0] is Cause.CLOSED):
             if entry is not None:
                 holding.remove(entry, Cause.CLOSED)
-            return None, identity, None
+            return Lookup(None, identity)
         if trouble is not None:
             gone = Departure(trouble[0], holding.lookups, entry.bytes, trouble[1])
-            return None, identity, CaptureReason(gone)
+            return Lookup(None, identity, CaptureReason(gone))
         holding.touch(entry, self.clock())
         self.counting.add("lookups", "hits")
         self.watch.hit(identity, len(holding.entries))
-        return entry, identity, None
+        return Lookup(entry, identity)
 
     def find(self, driver: Driver, key: Hashable) -> tuple[Identity, Entry | None]:
         """The entry of ``key``, usable or not; counts nothing.
@@ -144,7 +155,7 @@ class Serving:
         """Drops what has run by now, and what lay idle; not inside a capture of this cache."""
         if self.filling.under_way is not None:
             return
-        self.holding.drop_retired()
+        self.holding.drop_retired(turns=wanted is None)
         if self.holding.limits.idle_seconds is not None:
             if wanted is not None:
                 wanted.last_time = self.clock()

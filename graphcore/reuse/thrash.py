@@ -110,9 +110,10 @@ class Watch:
         return max(LEAST_WINDOW, 4 * entries)
 
     def _add(self, key: Hashable, again: bool, entries: int) -> None:
-        self._recent.append((key, again))
-        while len(self._recent) > self._window(entries):
-            self._recent.popleft()
+        recent, window = self._recent, self._window(entries)
+        recent.append((key, again))
+        while len(recent) > window:
+            recent.popleft()
 
     def _thrash(self, pool_bytes: int) -> Thrash | None:
         recaptures = sum(again for _, again in self._recent)

@@ -193,6 +193,21 @@ def test_owners_of_a_running_launch_live_however_often_their_graphs_took_turns(r
     bench.close()
 
 
+def test_a_look_that_spares_turns_leaves_them_cheap() -> None:
+    driver = LateEvents()
+    bench = Bench(driver)
+    driver.has_happened = True
+    turns = Turns(bench)
+    held = turns.executable._resource.held
+    turn = held.turn
+    assert release_finished(turns=False) == 1
+    assert held.turn is turn
+    turns.executable.update(filling(bench, turns.x, 9.0))
+    turns.executable.launch(bench.stream)
+    assert release_finished(turns=False) == 0, "what was new is looked at"
+    bench.close()
+
+
 def test_owners_that_were_let_go_are_kept_again_after_their_next_turn() -> None:
     driver = LateEvents()
     bench = Bench(driver)
