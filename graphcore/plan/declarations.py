@@ -9,6 +9,7 @@ from graphcore.errors import CacheTypeError, ConfigurationError, PlanError
 from graphcore.plan.contents import PlanContents
 from graphcore.plan.integers import check_sizes
 from graphcore.plan.records import Condition, Origin, PlanBuffer, PlanEvent
+from graphcore.plan.views import check_reach
 from graphcore.resources.dtypes import find_dtype
 from graphcore.resources.tensors import contiguous_strides
 
@@ -93,6 +94,7 @@ class PlanDeclarations(PlanContents):
                 f"buffer {name!r}.strides: expected one for each of {len(sizes)} axes, got {steps}"
             )
         made = PlanBuffer(name, sizes, found.name, found.itemsize, steps, origin)
+        check_reach(made.whole, f"buffer {name!r}")
         self._registry.buffers[name] = made
         self._registry.revision += 1
         return made

@@ -35,6 +35,7 @@ from graphcore.plan.records import (
     Work,
 )
 from graphcore.plan.serial import FORMAT, VERSION
+from graphcore.plan.views import check_reach
 from graphcore.resources.dtypes import find_dtype
 
 if TYPE_CHECKING:
@@ -250,7 +251,9 @@ def _buffer(entry: Any) -> PlanBuffer:
     _require(len(shape) == len(strides), f"buffer {name!r}: expected a stride for each axis")
     origin = entry["origin"]
     _require(origin in ("argument", "allocated"), f"buffer {name!r}: unknown origin")
-    return PlanBuffer(name, shape, dtype.name, dtype.itemsize, strides, origin)
+    buffer = PlanBuffer(name, shape, dtype.name, dtype.itemsize, strides, origin)
+    check_reach(buffer.whole, f"buffer {name!r}")
+    return buffer
 
 
 def _view(plan: GraphPlan, entry: Any) -> View:
@@ -264,7 +267,8 @@ def _view(plan: GraphPlan, entry: Any) -> View:
     (first,) = check_sizes([offset], "view.offset", least=None)
     sizes, steps = check_sizes(shape, "view.shape"), check_sizes(strides, "view", least=None)
     _require(len(sizes) == len(steps), "view: expected a stride for each axis")
-    return View(buffer, first, sizes, steps, found.name, found.itemsize)
+    view = View(buffer, first, sizes, steps, found.name, found.itemsize)
+    return check_reach(view, f"view of {name}")
 
 
 def _memset(dst: View, value: Any) -> Memset:

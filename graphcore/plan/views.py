@@ -193,7 +193,8 @@ def as_strided(
     """Any shape and strides, ``offset`` elements after the view's first; bounds are not checked.
 
     Raises:
-        ConfigurationError: Values that are no ints, or not a stride for each size.
+        ConfigurationError: Values that are no ints, not a stride for each size, or further than
+            any memory reaches.
     """
     name = f"view of {view.buffer.name}"
     sizes = check_sizes(shape, f"{name}.shape")
@@ -201,7 +202,23 @@ def as_strided(
     if len(sizes) != len(steps):
         raise _misfit(view, f"expected a stride for each of {len(sizes)} axes, got {steps}")
     first = check_size(offset, f"{name}.offset", least=None)
-    return replace(view, offset=view.offset + first * view.itemsize, shape=sizes, strides=steps)
+    offset = view.offset + first * view.itemsize
+    return check_reach(replace(view, offset=offset, shape=sizes, strides=steps), name)
+
+
+_REACH = 1 << 62
+
+
+def check_reach(view: View, name: str) -> View:
+    """The view; ConfigurationError where no 64-bit address reaches what it would touch."""
+    steps = [abs(stride) * view.itemsize for stride in view.strides]
+    farthest = max(map(abs, (*view.extent, view.offset, view.size, *steps)))
+    if farthest > _REACH:
+        raise ConfigurationError(
+            f"{name}: expected bytes and elements within 2**62, got shape {view.shape}, strides "
+            f"{view.strides} from byte {view.offset} on"
+        )
+    return view
 
 
 def as_view(operand: Any, name: str) -> View:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy
@@ -228,3 +229,52 @@ def test_what_is_no_buffer_is_no_view(tensor: Any) -> None:
 def test_a_tensor_is_told_where_it_belongs() -> None:
     with pytest.raises(ConfigurationError, match=r"plan\.buffer"):
         as_view(numpy.zeros(3), "dst")
+
+
+FAR = 1 << 62
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "offset"),
+    [
+        ((2,), (1 << 70,), 0),
+        ((2,), (-(1 << 70),), 0),
+        ((1,), (1 << 70,), 0),
+        ((0,), (1,), 1 << 70),
+        ((1,), (1,), -(1 << 70)),
+        ((1 << 40, 1 << 40), (0, 0), 0),
+        ((FAR,), (1,), 0),
+    ],
+)
+def test_what_no_address_reaches_is_refused(
+    shape: tuple[int, ...], strides: tuple[int, ...], offset: int
+) -> None:
+    plan = GraphPlan()
+    x = plan.buffer("x", (4,))
+    with pytest.raises(ConfigurationError, match=r"view of x: expected bytes .* within 2"):
+        x.as_strided(shape, strides, offset)
+    if not offset:
+        with pytest.raises(ConfigurationError, match=r"buffer 'y': expected bytes .* within 2"):
+            plan.buffer("y", shape, strides=strides)
+    plan.memset(x.as_strided((4,), (2,)), 0.0)
+    data = json.loads(plan.to_json())
+    node = data["plans"][0]["nodes"][0]
+    node["dst"][1:4] = [offset * 4, shape, strides]
+    with pytest.raises(ConfigurationError, match=r"plan: view of x: expected bytes .* within 2"):
+        GraphPlan.from_json(json.dumps(data))
+    data["plans"][0]["buffers"][0] |= {"shape": [1 << 62], "strides": [1]}
+    with pytest.raises(ConfigurationError, match=r"plan: buffer 'x': expected bytes .* within 2"):
+        GraphPlan.from_json(json.dumps(data))
+
+
+def test_a_buffer_beyond_any_real_memory_is_planned_and_checked() -> None:
+    plan = GraphPlan()
+    x = plan.buffer("x", (1 << 20, 1 << 20, 1 << 10), "bfloat16")
+    plan.memset(x[: 1 << 19], 0)
+    plan.memset(x[1 << 19 :], 0)
+    plan.memset(x[1 << 18 : 3 << 18], 0, after=())
+    problems = plan.validate()
+    assert [problem.byte_range for problem in problems] == [
+        ("x", 1 << 49, 1 << 50),
+        ("x", 1 << 50, 3 << 49),
+    ]
