@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from graphcore.errors import GraphcoreError
 
 _INTERRUPTED = 130
 _REFUSED = 2
+_READER_GONE = 141
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -23,12 +25,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
         The exit status: 0, 1 where the subcommand says no (unequal tokens, something missing), 2
-        for an error of ours or of the arguments, 130 after Ctrl-C.
+        for an error of ours or of the arguments, 130 after Ctrl-C, 141 where the reader of the
+        output has gone.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     logging.basicConfig(format="graphcore: %(message)s", level=logging.WARNING)
     try:
-        return _answer(arguments)
+        status = _answer(arguments)
+        sys.stdout.flush()  # here, where a reader that has gone is told
+        return status
+    except BrokenPipeError:  # ``| head``, which has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _READER_GONE
     except SystemExit as leaving:  # argparse, which has said why
         return leaving.code if isinstance(leaving.code, int) else _REFUSED
     except GraphcoreError as error:

@@ -13,8 +13,32 @@ def check_page(path: Path | None, option: str) -> None:
     """Refuses a page that could not be written, before anything is loaded for it."""
     if path is None:
         return
-    if path.is_dir() or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
+    try:
+        path.lstat()
+    except FileNotFoundError:
+        is_name = True
+    except (OSError, ValueError):  # too long, or with a null character
+        is_name = False
+    else:
+        is_name = not path.is_dir()
+    if not (is_name and is_folder(path.parent) and os.access(path.parent, os.W_OK)):
         raise ConfigurationError(f"{option}: expected a file in a writable folder, got {path}")
+
+
+def is_folder(path: Path) -> bool:
+    """Whether ``path`` is a folder; no name is too long to ask."""
+    try:
+        return path.is_dir()
+    except (OSError, ValueError):
+        return False
+
+
+def is_there(path: Path) -> bool:
+    """Whether ``path`` exists; no name is too long to ask."""
+    try:
+        return path.exists()
+    except (OSError, ValueError):
+        return False
 
 
 def write_page(path: Path, text: str, option: str) -> None:

@@ -18,6 +18,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from graphcore.cli.pages import is_folder, is_there
 from graphcore.drawing import Drawing, Section
 from graphcore.driver import Driver, open_driver
 from graphcore.errors import ConfigurationError, GraphcoreError
@@ -94,18 +95,20 @@ def load(text: str, *, driver: str | None, warmup: int) -> Subject:
     """
     path = Path(text)
     module, colon, name = text.partition(":")
-    if path.is_dir():
+    if is_folder(path):
         raise ConfigurationError(f"{text}: expected a file or module:function, got a folder")
-    if path.exists() or not colon or os.sep in text or not module or not name:
+    if is_there(path) or not colon or os.sep in text or not module or not name:
         return Subject(path.name, _read(path))
     return Subject(text, _named(text, module, name, driver, warmup))
 
 
 def _read(path: Path) -> GraphSnapshot | GraphPlan:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")  # some editors write a mark in front
     except (OSError, ValueError) as error:
         said = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        if "\0" in str(path):
+            said = "no file has a null character in its name"
         raise ConfigurationError(f"{path}: expected a readable JSON file: {said}") from error
     try:
         data = json.loads(text)
@@ -139,7 +142,7 @@ def _imported(text: str, module: str, name: str) -> Any:
         return reduce(getattr, name.split("."), home)
     except AttributeError as error:
         raise ConfigurationError(f"{text}: {error}") from error
-    except (Exception, SystemExit) as error:  # whatever a module's own code raises
+    except BaseException as error:  # whatever a module's own code raises
         raise ConfigurationError(f"{text}: importing {module} raised {_one_line(error)}") from error
 
 
@@ -157,7 +160,7 @@ def _run(text: str, function: Callable[[], Any]) -> Any:
         return function()
     except GraphcoreError:
         raise
-    except (Exception, SystemExit) as error:  # whatever the user's function raises
+    except BaseException as error:  # whatever the user's function raises
         raise ConfigurationError(f"{text}: raised {_one_line(error)}") from error
 
 
@@ -166,7 +169,7 @@ def _captured(text: str, function: Callable[[], Any], driver: Driver, warmup: in
         graph = capture_function(function, warmup=warmup, driver=driver)
     except GraphcoreError:
         raise
-    except (Exception, SystemExit) as error:  # as above
+    except BaseException as error:  # as above
         raise ConfigurationError(f"{text}: its capture raised {_one_line(error)}") from error
     if not driver.nodes(graph.handle):
         raise ConfigurationError(
@@ -201,7 +204,13 @@ def _described(value: object) -> str:
 
 
 def _one_line(error: BaseException) -> str:
-    lines = str(error).splitlines()
+    """What a user's code raised, in one line; Ctrl-C is nobody's error."""
+    if isinstance(error, KeyboardInterrupt):
+        raise error
+    try:
+        lines = str(error).splitlines()
+    except Exception:  # a text of its own that fails too
+        lines = []
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 

@@ -12,10 +12,11 @@ import logging
 import statistics
 import weakref
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 from graphcore.driver import Driver, active, kernel
-from graphcore.driver.records import ExecHandle, GraphHandle, KernelParams, LaunchConfig, NodeHandle
+from graphcore.driver.records import GraphHandle, KernelParams, LaunchConfig, NodeHandle
 from graphcore.errors import CudaError, LifecycleError
 
 _log = logging.getLogger("graphcore")
@@ -100,23 +101,20 @@ def _measure(driver: Driver) -> NodeMemory:
     nodes = _NODES_EMULATED if driver.is_emulated else _NODES_ON_A_DEVICE
     least, most = _PLAUSIBLE_EMULATED if driver.is_emulated else _PLAUSIBLE_ON_A_DEVICE
     graph = driver.create_graph()
-    executables: list[ExecHandle] = []
-    try:
-        _fill(driver, graph, nodes)
-        for _ in range(_ROUNDS):
-            # what an earlier round took stays: memory that the driver kept from before is used up
-            readings = _readings(driver, graph, executables)
-            steps = len(readings) // 2
-            taken = slope(readings, steps) / (_BETWEEN_READINGS * nodes)
-            if least <= taken <= most:
-                return NodeMemory(taken)
-    except CudaError as error:
-        if error.code != "CUDA_ERROR_OUT_OF_MEMORY":
-            raise  # where memory is short already, the figure is not worth a failure
-    finally:
-        for executable in executables:
-            driver.destroy_exec(executable)
-        driver.destroy_graph(graph)
+    with ExitStack() as made:  # goes on where Ctrl-C comes into one of a hundred destroys
+        made.callback(driver.destroy_graph, graph)
+        try:
+            _fill(driver, graph, nodes)
+            for _ in range(_ROUNDS):
+                # what an earlier round took stays: memory that the driver kept is used up
+                readings = _readings(driver, graph, made)
+                steps = len(readings) // 2
+                taken = slope(readings, steps) / (_BETWEEN_READINGS * nodes)
+                if least <= taken <= most:
+                    return NodeMemory(taken)
+        except CudaError as error:
+            if error.code != "CUDA_ERROR_OUT_OF_MEMORY":
+                raise  # where memory is short already, the figure is not worth a failure
     return NodeMemory(_MEASURED_BEFORE, is_measured=False)
 
 
@@ -127,13 +125,13 @@ def _fill(driver: Driver, graph: GraphHandle, nodes: int) -> None:
         last = [driver.add_node(graph, last, params)]
 
 
-def _readings(driver: Driver, graph: GraphHandle, executables: list[ExecHandle]) -> list[int]:
+def _readings(driver: Driver, graph: GraphHandle, made: ExitStack) -> list[int]:
     """Free bytes before, and after every few executables, uploaded as a launch would have them."""
     readings = [driver.memory_info()[0]]
     with driver.stream() as stream:
         for number in range(1, INSTANTIATIONS + 1):
             executable = driver.instantiate(graph)
-            executables.append(executable)
+            made.callback(driver.destroy_exec, executable)
             driver.upload(executable, stream.handle)
             if number % _BETWEEN_READINGS == 0:
                 stream.synchronize()

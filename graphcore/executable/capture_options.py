@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any, Literal, get_args
 
-from graphcore.driver import LEGACY_STREAM, CaptureMode, Driver, Stream, active, as_stream
+from graphcore.driver import CaptureMode, Driver, Stream, active, as_stream
 from graphcore.driver.records import CaptureState
 from graphcore.errors import CacheTypeError, CaptureError, ConfigurationError, LifecycleError
 from graphcore.executable.expectation import check_expectation
@@ -13,7 +13,6 @@ from graphcore.interop.drivers import same_driver
 from graphcore.interop.torch import MemoryPool
 
 LegacyWork = Literal["error", "ignore"]
-LEGACY = (0, LEGACY_STREAM)
 
 
 def check_options(mode: str, on_legacy_work: str, expect: object) -> None:
@@ -111,22 +110,6 @@ def refuse_busy(driver: Driver, stream: Stream) -> None:
             f"stream: expected one that is not capturing, got {stream.handle:#x}, on which "
             "somebody else captures; it was not harmed"
         )
-
-
-def refuse_legacy_launch(driver: Driver) -> None:
-    """Raises CaptureError where a launch on the legacy stream would break a capture of any thread.
-
-    CUDA refuses such a launch too, and breaks the capture besides.
-    """
-    for capture in active.under_way():
-        if capture.breaks_on_legacy_work and same_driver(driver, capture.driver):
-            raise CaptureError(
-                f"launch: expected a stream of its own, got the legacy stream, on which work would "
-                f"break {capture.name} (a blocking stream); nothing was launched. What to do: "
-                "launch(stream) with a stream that was created, launch after the capture, or "
-                "capture with on_legacy_work='ignore'",
-                code="CUDA_ERROR_STREAM_CAPTURE_IMPLICIT",
-            )
 
 
 def refuse_instantiation(driver: Driver) -> None:

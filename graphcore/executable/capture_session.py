@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import TracebackType
 from typing import Any
 
-from graphcore.driver import LEGACY_STREAM, CaptureMode, Driver, Stream, active
+from graphcore.driver import CaptureMode, Driver, Stream, active
 from graphcore.driver.records import GraphHandle
 from graphcore.errors import CaptureError, CudaError, LifecycleError
 from graphcore.executable.branches import Fork, begin_fork, loose_ends
@@ -33,9 +33,10 @@ from graphcore.executable.explain import explain_end, explain_failure, note_for
 from graphcore.executable.graph import Graph
 from graphcore.executable.graph_exec import forget_bindings
 from graphcore.executable.handles import NotCopied
+from graphcore.executable.legacy_work import follow_current_stream
 from graphcore.executable.location import caller
 from graphcore.executable.resting import resting_collector
-from graphcore.interop import choose_driver, current_stream, use_stream
+from graphcore.interop import choose_driver, use_stream
 from graphcore.interop.torch import MemoryPool, annotate_modules
 from graphcore.resources.driver_argument import checked_driver
 from graphcore.resources.lifetime import Owner, OwnerSet, collect
@@ -190,7 +191,7 @@ class Capture(NotCopied):
         self._refuse_reuse()
         refuse_second()
         self._prepare()
-        self._follow_current_stream()
+        follow_current_stream(self.driver, self.stream)
         try:
             with self._surroundings():
                 for _ in range(times):
@@ -365,15 +366,6 @@ class Capture(NotCopied):
         else:
             self._pool = MemoryPool(chosen.device) if shared is None else shared
         self._driver = chosen
-
-    def _follow_current_stream(self) -> None:
-        """Makes the capture stream wait for what the current stream has by now."""
-        current = current_stream(self.driver)
-        if current in (0, LEGACY_STREAM) and self.stream.is_blocking:
-            return  # CUDA orders the two by itself
-        event = self.driver.event()
-        self.driver.record_event(event.handle, current)
-        self.stream.wait(event)
 
     @contextmanager
     def _surroundings(self) -> Iterator[None]:

@@ -61,8 +61,8 @@ class Fence:
         """Waits for that work.
 
         Raises:
-            LifecycleError: A capture under way, on this thread, on the stream itself or beside the
-                legacy stream, would break.
+            LifecycleError: A capture under way, on this thread, on the stream itself, beside the
+                legacy stream or, where the stream is gone, on any thread, would break.
         """
         if self._is_over:
             return
@@ -74,10 +74,15 @@ class Fence:
                 f"stream {self._handle:#x}: expected one that can be waited for, got one that is "
                 "capturing, or the legacy stream beside a capture"
             )
-        if self._event is None:
-            self._driver.synchronize()
-        else:
+        if self._event is not None:
             self._event.synchronize()
+        elif active.is_any_under_way():
+            raise LifecycleError(
+                f"stream {self._handle:#x} is gone, so that only the device as a whole can be "
+                "waited for, which would break a capture of another thread; wait for its end"
+            )
+        else:
+            self._driver.synchronize()
         self._finish()
 
     def hold_back(self, stream: Stream) -> None:
@@ -91,7 +96,7 @@ class Fence:
 
     def _record(self) -> bool:
         """Records the event where the stream is there; False where that would break a capture."""
-        if not self._is_alive():
+        if not is_alive(self._stream, self._handle):
             return True
         if self._handle in _DEFAULT_STREAMS and active.is_any_under_way():
             return False  # work on the legacy stream breaks captures of blocking streams
@@ -102,14 +107,16 @@ class Fence:
         self._event = event
         return True
 
-    def _is_alive(self) -> bool:
-        if self._stream is None:
-            return True
-        try:
-            return stream_handle(self._stream) == self._handle
-        except Exception:  # closed by its owner; each library says so in its own way
-            return False
-
     def _finish(self) -> None:
         self._is_over = True
         self._event = self._stream = None
+
+
+def is_alive(stream: Any, handle: StreamHandle) -> bool:
+    """Whether ``stream``, which had ``handle``, can still be asked; a bare handle must be alive."""
+    if stream is None:
+        return True
+    try:
+        return stream_handle(stream) == handle
+    except Exception:  # closed by its owner; each library says so in its own way
+        return False

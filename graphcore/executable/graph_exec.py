@@ -21,7 +21,6 @@ from graphcore.driver.records import (
     StreamHandle,
 )
 from graphcore.errors import ConfigurationError
-from graphcore.executable.capture_options import LEGACY, refuse_legacy_launch
 from graphcore.executable.changing import CLOSED
 from graphcore.executable.current import CurrentParameters
 from graphcore.executable.embedding import embed
@@ -29,6 +28,7 @@ from graphcore.executable.fence import Fence
 from graphcore.executable.guarded import CHECK_FIRST
 from graphcore.executable.handles import ExecResource
 from graphcore.executable.handover import Handover
+from graphcore.executable.legacy_work import LEGACY, refuse_legacy_work
 from graphcore.executable.rebindable import RebindableExec
 from graphcore.executable.runs import Runs, are_noted, bind_counted
 from graphcore.executable.switches import KnownSwitches, Switch
@@ -143,18 +143,18 @@ class GraphExec(RebindableExec):
                 self._call = partial(self._embed, handle)
                 return
         handle = self._handle_of(stream)
-        if handle in LEGACY:
-            refuse_legacy_launch(self.driver)
+        refuse_legacy_work(self.driver, handle, "launch")
+        holder = stream
+        if stream is None:
+            is_known = handle == self._last_handle
+            holder = self._last_stream if is_known else current_stream_holder(self.driver)
         if handle != self._bound_handle:
             self._unbind()
             call = self.driver.bind_launch(self._resource.handle, handle)
-            self._call = bind_counted(call, {*self._taken.runs, *self._earlier}, handle)
+            runs = {*self._taken.runs, *self._earlier}
+            self._call = bind_counted(call, runs, handle, holder)
             self._bound_handle = handle
-        if stream is not None:
-            self._last_stream = stream
-        elif handle != self._last_handle:
-            self._last_stream = current_stream_holder(self.driver)
-        self._last_handle, self._is_fenced = handle, False
+        self._last_stream, self._last_handle, self._is_fenced = holder, handle, False
         self._resource.launches_on(self._last_stream, handle)
         # None is looked up each time: the current stream may be another by the next launch; and
         # where there is a flag, every launch looks

@@ -22,7 +22,9 @@ from graphcore.errors import (
     LifecycleError,
     OverwrittenOutputError,
 )
+from graphcore.executable.fence import Fence, is_alive
 from graphcore.executable.graph_exec import GraphExec, forget_bindings
+from graphcore.executable.legacy_work import refuse_legacy_work
 from graphcore.executable.runs import Runs, now
 from graphcore.interop import current_stream
 from graphcore.interop.torch import MemoryPool
@@ -109,9 +111,12 @@ class OutputGuard:
         Raises:
             OverwrittenOutputError: A later run has overwritten it.
             LifecycleError: The run has not happened yet.
+            CaptureError: The current stream is the legacy one, where work would break a capture of
+                another thread.
         """
         self._refuse("clone")
-        with _between_runs(self._driver, self._runs.stream):
+        refuse_legacy_work(self._driver, current_stream(self._driver), "clone")
+        with _between_runs(self._driver, self._runs):
             stream = current_stream(self._driver)
             return _map(self._tensor, lambda part: copy_of(part, self._driver, stream))
 
@@ -228,11 +233,17 @@ def _overlap(ours: list[tuple[int, int]], theirs: list[tuple[int, int]]) -> bool
 
 
 @contextmanager
-def _between_runs(driver: Driver, run_stream: StreamHandle | None) -> Iterator[None]:
+def _between_runs(driver: Driver, runs: Runs) -> Iterator[None]:
     """Orders the block's work on the current stream behind the run, and the next run behind it."""
-    current = current_stream(driver)
-    is_apart = run_stream is not None and run_stream != current and active.current() is None
-    if run_stream is None or not is_apart or _captures(driver, run_stream):
+    current, run_stream = current_stream(driver), runs.stream
+    if run_stream is None or run_stream == current or active.current() is not None:
+        yield
+        return
+    if not is_alive(runs.holder, run_stream):
+        Fence(driver, runs.holder, run_stream).wait()
+        yield
+        return
+    if _captures(driver, run_stream):
         yield
         return
     done = driver.event()

@@ -22,10 +22,10 @@ class Runs:
 
     ``count`` and ``stamp`` mean something while ``is_counting``: how many runs there were since
     then, and when the newest one was by :func:`now`, 0 where there was none. ``stream`` is where it
-    went.
+    went; ``holder`` keeps that stream alive, as far as an object does.
     """
 
-    __slots__ = ("__weakref__", "count", "has_run", "is_counting", "stamp", "stream")
+    __slots__ = ("__weakref__", "count", "has_run", "holder", "is_counting", "stamp", "stream")
 
     def __init__(self) -> None:
         self.count = 0
@@ -33,16 +33,17 @@ class Runs:
         self.has_run = False
         self.is_counting = False
         self.stream: StreamHandle | None = None
+        self.holder: Any = None
 
     def start_counting(self) -> None:
         """From the next binding on, launches count; what ran before is run 0."""
         self.is_counting = True
 
-    def note(self, stream: StreamHandle) -> None:
+    def note(self, stream: StreamHandle, holder: Any) -> None:
         """One run more, on ``stream``."""
         self.count += 1
         self.stamp = now()
-        self.stream = stream
+        self.stream, self.holder = stream, holder
 
 
 def now() -> int:
@@ -62,13 +63,13 @@ def are_noted(runs: Iterable[Runs], stream: StreamHandle | None) -> bool:
 
 
 def bind_counted(
-    call: Callable[[], Any], runs: Iterable[Runs], stream: StreamHandle
+    call: Callable[[], Any], runs: Iterable[Runs], stream: StreamHandle, holder: Any
 ) -> Callable[[], Any]:
     """``call``, which launches on ``stream``, as it is, or counting where somebody asked for it."""
     counting = []
     for each in runs:
         each.has_run = True
-        each.stream = stream
+        each.stream, each.holder = stream, holder
         if each.is_counting:
             counting.append(each)
     if not counting:
@@ -78,7 +79,7 @@ def bind_counted(
         result = call()
         if not result:  # as the launch itself tells success
             for each in counting:
-                each.note(stream)
+                each.note(stream, holder)
         return result
 
     return counted

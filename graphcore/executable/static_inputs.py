@@ -16,6 +16,7 @@ from typing import Any
 from graphcore.driver import Driver, active, as_stream
 from graphcore.driver.records import MemoryKind, StreamHandle
 from graphcore.errors import CapacityError, ConfigurationError, StaleGraphError
+from graphcore.executable.legacy_work import refuse_legacy_work
 from graphcore.interop import choose_driver, current_stream, use_stream
 from graphcore.resources.contents import as_contents
 from graphcore.resources.copying import copy_of, dense
@@ -108,6 +109,8 @@ class StaticInputs(Mapping[str, Any]):
                 type, rank or device, or shorter without a fill value.
             CacheTypeError: Not a tensor and not numbers, or of a kind without plain memory.
             StaleGraphError: A static tensor has moved: graphs read its old memory.
+            CaptureError: The stream is the legacy one, where work would break a capture of another
+                thread; nothing was written.
         """
         given = dict(_mapping("inputs", {} if inputs is None else inputs))
         for name, value in named.items():
@@ -213,9 +216,11 @@ class StaticInputs(Mapping[str, Any]):
             write_corner(self.driver, stream, target, write.source, write.pattern, write.memory)
 
     def _stream(self, stream: Any) -> StreamHandle:
-        if stream is None:
-            return current_stream(self.driver)
-        return as_stream(self.driver, stream).handle
+        handle = (
+            current_stream(self.driver) if stream is None else as_stream(self.driver, stream).handle
+        )
+        refuse_legacy_work(self.driver, handle, "inputs")
+        return handle
 
     def _refuse_unknown(self, field: str, names: Iterable[str]) -> None:
         unknown = [name for name in names if name not in self._refs]

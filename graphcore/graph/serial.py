@@ -7,7 +7,7 @@ references and sources of kernels (their signatures stay).
 from __future__ import annotations
 
 import json
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from enum import Enum
 from typing import Any
 
@@ -15,11 +15,13 @@ from graphcore.driver import records
 from graphcore.driver.kernel import Kernel, Parameter
 from graphcore.driver.records import FunctionInfo, LaunchConfig, NodeHandle, NodeParams
 from graphcore.errors import ConfigurationError
+from graphcore.graph.conforming import check_number, check_order, check_record, check_text
 from graphcore.graph.nodes import NodeRecord
-from graphcore.graph.snapshot import GraphSnapshot
+from graphcore.graph.snapshot import EdgeData, GraphSnapshot
 
 FORMAT = "graphcore-snapshot"
 VERSION = 1
+_DEEPEST = 64  # graphs inside graphs: more is no graph that anybody made
 
 _PARAMS = {
     cls.__name__: cls
@@ -59,17 +61,19 @@ def from_json(text: str) -> GraphSnapshot:
     """
     try:
         data = json.loads(text)
-    except ValueError as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise ConfigurationError(f"snapshot: expected JSON: {error}") from None
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise ConfigurationError(f"snapshot: expected format {FORMAT!r}")
-    if data.get("version") != VERSION:
+    if data.get("version") != VERSION or isinstance(data["version"], bool):
         raise ConfigurationError(
             f"snapshot: expected version {VERSION}, got {data.get('version')!r}"
         )
     try:
         return _Reader(data["functions"]).graph(data["graph"])
-    except (KeyError, IndexError, TypeError, ValueError) as error:
+    except ConfigurationError as error:
+        raise ConfigurationError(f"snapshot: damaged: {error}") from error
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         raise ConfigurationError(f"snapshot: damaged: {type(error).__name__}: {error}") from error
 
 
@@ -140,32 +144,58 @@ class _Reader:
     def __init__(self, functions: list[dict[str, Any]]) -> None:
         self._functions = [_read_function(entry) for entry in functions]
 
-    def graph(self, entry: dict[str, Any]) -> GraphSnapshot:
+    def graph(self, entry: dict[str, Any], depth: int = 0) -> GraphSnapshot:
+        if depth > _DEEPEST:
+            raise ConfigurationError(f"inner: expected at most {_DEEPEST} levels, got more")
+        nodes = tuple(self._node(index, node, depth) for index, node in enumerate(entry["nodes"]))
+        edges = tuple((edge[0], edge[1]) for edge in entry["edges"])
+        for node in (node for edge in edges for node in edge):
+            check_number("edges", node, len(nodes))
+        check_order(edges, len(nodes))
         return GraphSnapshot(
-            tuple(self._node(index, node) for index, node in enumerate(entry["nodes"])),
-            tuple((edge[0], edge[1]) for edge in entry["edges"]),
-            tuple((edge[2], edge[3], edge[4]) for edge in entry["edges"]),
-            entry["device"],
-            entry["context"],
-            entry["driver"],
+            nodes,
+            edges,
+            tuple(_edge_data(*edge) for edge in entry["edges"]),
+            check_number("device", entry["device"]),
+            check_number("context", entry["context"]),
+            check_text("driver", entry["driver"]),
         )
 
-    def _node(self, index: int, entry: dict[str, Any]) -> NodeRecord:
+    def _node(self, index: int, entry: dict[str, Any], depth: int) -> NodeRecord:
         params = _read_params(entry["params"])
         function, kernel = None, None
         if isinstance(params, records.KernelParams):
-            function, kernel = self._functions[params.function]
-        inner = tuple(self.graph(graph) for graph in entry.get("inner", ()))
+            number = check_number("function", params.function, len(self._functions))
+            function, kernel = self._functions[number]
+            if kernel is not None:
+                _check_arguments(params, kernel)
+        inner = tuple(self.graph(graph, depth + 1) for graph in entry.get("inner", ()))
         is_child = isinstance(params, records.ChildParams)
+        if inner and not is_child and not isinstance(params, records.ConditionalParams):
+            raise ConfigurationError(f"inner: expected none in a {params.kind.value} node")
         return NodeRecord(
             index,
             NodeHandle(index),
             params,
             function,
             kernel,
-            entry.get("label", ""),
+            check_text("label", entry.get("label", "")),
             inner[0] if is_child else None,
             () if is_child else inner,
+        )
+
+
+def _edge_data(_source: int, _target: int, *data: Any) -> EdgeData:
+    from_port, to_port, kind = (check_number("edges", number) for number in data)
+    return from_port, to_port, kind
+
+
+def _check_arguments(params: records.KernelParams, kernel: Kernel) -> None:
+    sizes = [len(data) for data in params.arguments]
+    wanted = [parameter.size for parameter in kernel.parameters]
+    if sizes != wanted:
+        raise ConfigurationError(
+            f"arguments: expected {wanted} bytes for kernel {kernel.name}, got {sizes}"
         )
 
 
@@ -173,9 +203,11 @@ def _read_function(entry: dict[str, Any]) -> tuple[FunctionInfo | None, Kernel |
     kernel = None
     if "kernel" in entry:
         parameters = tuple(Parameter(name, kind) for name, kind in entry["parameters"])
-        kernel = Kernel(entry["kernel"], parameters, source="")
+        kernel = Kernel(check_text("kernel", entry["kernel"]), parameters, source="")
     layout = tuple((offset, size) for offset, size in entry["layout"])
-    return FunctionInfo(entry["name"], entry["raw_name"], layout), kernel
+    info = FunctionInfo(entry["name"], entry["raw_name"], layout)
+    check_record(info)
+    return info, kernel
 
 
 def _read_params(entry: dict[str, Any]) -> NodeParams:
@@ -187,6 +219,7 @@ def _read_params(entry: dict[str, Any]) -> NodeParams:
             n: tuple(v) if isinstance(v, list) else v for n, v in values["config"].items()
         }
         values["config"] = LaunchConfig(**config)
+        check_record(values["config"])
         values["arguments"] = tuple(bytes.fromhex(data) for data in values["arguments"])
     elif cls is records.MemcpyParams:
         values["dst"], values["src"] = (_read_operand(values[side]) for side in ("dst", "src"))
@@ -194,8 +227,15 @@ def _read_params(entry: dict[str, Any]) -> NodeParams:
         values["callback"] = None
     elif cls is records.ChildParams:
         values["graph"] = 0
-    return cls(**values)
+    params: NodeParams = cls(**values)
+    check_record(params)
+    kinds = {field.name: field.default for field in fields(cls)}
+    if params.kind is not kinds["kind"] and kinds["kind"] is not MISSING:
+        raise ConfigurationError(f"kind: expected that of {cls.__name__}, got {params.kind.value}")
+    return params
 
 
 def _read_operand(entry: dict[str, Any]) -> records.CopyOperand:
-    return records.CopyOperand(**{**entry, "memory": records.MemoryKind(entry["memory"])})
+    operand = records.CopyOperand(**{**entry, "memory": records.MemoryKind(entry["memory"])})
+    check_record(operand)
+    return operand

@@ -54,8 +54,8 @@ class Counting:
         self._numbers: dict[str, int] = {}
 
     def add(self, *names: str) -> None:
-        for name in names:
-            self._numbers[name] = self._numbers.get(name, 0) + 1
+        # all or none, where Ctrl-C comes meanwhile
+        self._numbers.update({name: self._numbers.get(name, 0) + 1 for name in names})
 
     def __getitem__(self, name: str) -> int:
         return self._numbers.get(name, 0)

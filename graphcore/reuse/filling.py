@@ -92,11 +92,14 @@ class Filling:
         """
         self.refuse_under_way("get_or_capture")
         refuse_second()
-        self.under_way = miss.identity
         try:
+            self.under_way = miss.identity
             return self._fill(miss, now)
         finally:
-            self.under_way = None
+            try:
+                self.under_way = None
+            finally:
+                self.under_way = None  # where Ctrl-C came before the first
 
     def refuse_under_way(self, what: str) -> None:
         """Raises LifecycleError inside a function that the cache is capturing."""

@@ -102,20 +102,22 @@ class Holding:
 
     def forget(self, entry: Entry) -> None:
         """Lets go of ``entry`` without closing anything."""
-        self.entries.pop(entry.identity, None)
         family = (entry.identity.place, entry.family)
         if entry.family is not None and self.families.get(family) is entry:
             del self.families[family]
+        self.entries.pop(entry.identity, None)
 
     def remove(self, entry: Entry, cause: Cause, *, waited: bool = False) -> None:
         """Takes ``entry`` away; its memory goes now, or when its launch has run."""
         fence = entry.fence() if entry.is_in_flight() else None
-        self.forget(entry)
-        entry.executable.close()
         departure = Departure(cause, self.lookups, entry.bytes)
-        self.retire(entry.graph, fence, entry.bytes, entry.place)
-        self.measure_pool(entry.place)
-        self._report(entry.identity, Eviction(entry.identity.key, departure, waited))
+        self.forget(entry)
+        try:
+            entry.executable.close()
+            self.retire(entry.graph, fence, entry.bytes, entry.place)
+            self.measure_pool(entry.place)
+        finally:  # it has left, even where Ctrl-C came meanwhile
+            self._report(entry.identity, Eviction(entry.identity.key, departure, waited))
 
     def retire(self, graph: Graph, fence: Fence | None, size: int, place: Place) -> None:
         """Closes ``graph`` once ``fence`` has passed."""

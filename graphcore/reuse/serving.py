@@ -99,13 +99,13 @@ class Serving:
         found = self.holding.entries.get(identity)
         kept = self.bulk or frozenset()
         miss = Miss(driver, identity, make, reason, family, found, kept, stream, wants_blocking)
-        self.counting.add("lookups", "misses", *(["stale"] if found else []))
+        counted = ["lookups", "misses", *(["stale"] if found else [])]
         try:
             entry, decision = self.filling.fill(miss, self.clock)
         except BaseException:
-            self.counting.add("failures")
+            self.counting.add(*counted, "failures")
             raise
-        self._count_capture(identity, decision)
+        self._count_capture(identity, decision, counted)
         return entry
 
     def look_up(self, driver: Driver, key: Hashable) -> Lookup:
@@ -161,11 +161,13 @@ class Serving:
                 wanted.last_time = self.clock()
             self.holding.drop_idle(self.clock())
 
-    def _count_capture(self, identity: Identity, decision: CaptureDecision) -> None:
+    def _count_capture(
+        self, identity: Identity, decision: CaptureDecision, counted: list[str]
+    ) -> None:
         names = ["captures", _ENDS[decision.outcome]]
         if decision.reason.is_recapture:
             names.append("recaptures")
-        self.counting.add(*names)
+        self.counting.add(*counted, *names)
         self._note(decision)
         holding = self.holding
         if self.bulk is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -48,6 +49,19 @@ def comparison():
 thing = snapshot()
 calls = 0
 number = 7
+
+class Odd(BaseException):
+    def __str__(self):
+        raise ValueError("a text of its own that fails too")
+
+def odd():
+    raise Odd
+
+def ending():
+    raise GeneratorExit
+
+def interrupted():
+    raise KeyboardInterrupt
 
 add = kernel("add", "const f32* a, f32* b, i32 n", 'extern "C" __global__ void add() {}')
 
@@ -290,9 +304,14 @@ def test_a_file_that_cannot_be_read_is_refused_in_one_line(
         ("work_of_a_test:nothing", "it returned an int and launched nothing"),
         ("work_of_a_test:reading", "CUDA_ERROR_STREAM_CAPTURE"),
         ("work_of_a_test:", "expected a readable JSON file"),
+        ("work_of_a_test:odd", "work_of_a_test:odd: raised Odd"),
+        ("work_of_a_test:ending", "work_of_a_test:ending: raised GeneratorExit"),
         (".", "expected a file or module:function, got a folder"),
-        ("a\x00b", "expected a readable JSON file"),
+        ("a\x00b", "expected a readable JSON file: no file has a null character in its name"),
+        ("a" * 5000, "expected a readable JSON file: File name too long"),
+        (f"{'a' * 5000}:f", "raised ModuleNotFoundError: No module named 'aaaa"),
     ],
+    ids=lambda text: text[:40],
 )
 def test_a_name_that_gives_nothing_to_see_is_refused_in_one_line(
     folder: Path, name: str, said: str, capsys: pytest.CaptureFixture[str]
@@ -305,6 +324,32 @@ def test_a_name_that_gives_nothing_to_see_is_refused_in_one_line(
     assert not (folder / "page.html").exists()
 
 
+def test_a_mark_that_an_editor_wrote_in_front_is_no_part_of_a_file(folder: Path) -> None:
+    save(folder / "one.json", chain(2))
+    text = (folder / "one.json").read_bytes()
+    (folder / "two.json").write_bytes(b"\xef\xbb\xbf" + text)
+    assert run("one.json", "--diff", "two.json", "--text") == 0
+
+
+def test_ctrl_c_in_a_users_function_is_no_error_of_it(folder: Path) -> None:
+    assert run("work_of_a_test:interrupted", "--text") == 130
+
+
+def test_a_reader_that_has_seen_enough_is_no_failure(folder: Path) -> None:
+    save(folder / "long.json", chain(3000))
+    script = f"{shlex.quote(sys.executable)} -m graphcore inspect long.json --text --full"
+    done = subprocess.run(
+        ["/bin/sh", "-c", f"({script}; echo $? >&2) | head -n 1"],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "kernels")])},
+    )
+    assert done.stdout.startswith("3000 nodes, ")
+    assert done.stderr == "141\n"
+
+
 def test_a_comparison_needs_two_graphs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save(folder / "one.json", chain(2))
     assert run("one.json", "--diff", "work_of_a_test:comparison", "--text") == 2
@@ -314,8 +359,9 @@ def test_a_comparison_needs_two_graphs(folder: Path, capsys: pytest.CaptureFixtu
 def test_a_page_that_cannot_be_written_is_refused_before_anything_runs(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run("work_of_a_test:step", "-o", "missing/page.html") == 2
-    assert "-o: expected a file in a writable folder" in capsys.readouterr().err
+    for page in ("missing/page.html", "p" * 5000, "p" * 5000 + "/page.html"):
+        assert run("work_of_a_test:step", "-o", page) == 2
+        assert "-o: expected a file " in capsys.readouterr().err
     assert "work_of_a_test" not in sys.modules
 
 

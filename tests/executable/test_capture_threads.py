@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -10,7 +11,7 @@ from helpers.contract import in_thread
 from helpers.tensors import filled, poisoned, replay, replayed
 
 import graphcore
-from graphcore import CaptureError, Graph, LifecycleError
+from graphcore import CaptureError, Graph, LifecycleError, OutputGuard, StaticInputs
 from graphcore.driver import LEGACY_STREAM, Driver
 from graphcore.driver.emulated import EmulatedDriver
 
@@ -111,6 +112,51 @@ def test_a_launch_on_the_legacy_stream_beside_a_non_blocking_capture_runs(
     graphcore_driver.synchronize()
     assert y.tolist() == [2.0] * 4
     assert len(capture.graph.snapshot().nodes) == 1
+
+
+def _inputs(driver: Driver) -> StaticInputs:
+    return StaticInputs({"x": filled(driver, 0.0)}, fill={"x": 2.0}, driver=driver)
+
+
+def _guarded(driver: Driver) -> OutputGuard:
+    x = filled(driver, 1.0)
+    graph = graphcore.capture_function(lambda: x.add_(1), warmup=0, driver=driver)
+    executable = graph.instantiate()
+    stream = driver.stream()
+    executable.launch(stream)
+    guard = OutputGuard(executable, x)
+    executable.launch(stream)
+    stream.synchronize()
+    return guard.latest()
+
+
+@pytest.mark.parametrize(
+    "prepare",
+    [
+        pytest.param(lambda d: partial(_inputs(d).copy_, x=[1.0]), id="static inputs"),
+        pytest.param(lambda d: _inputs(d).reset, id="a reset"),
+        pytest.param(lambda d: _guarded(d).clone, id="a copy of an output"),
+        pytest.param(
+            lambda d: partial(
+                graphcore.capture_function, lambda: None, driver=d, on_legacy_work="ignore"
+            ),
+            id="a warm-up",
+        ),
+    ],
+)
+def test_other_work_of_ours_on_the_legacy_stream_is_refused_too(
+    graphcore_driver: Driver, prepare: Callable[[Driver], Callable[[], object]]
+) -> None:
+    work = prepare(graphcore_driver)
+    x = filled(graphcore_driver, 1.0)
+    graphcore_driver.synchronize()
+    with graphcore.capture(driver=graphcore_driver) as capture:
+        with pytest.raises(CaptureError, match="legacy stream, on which work") as caught:
+            in_thread(work)
+        x.add_(1)
+    assert caught.value.code == "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT"
+    assert len(capture.graph.snapshot().nodes) == 1
+    work()
 
 
 # ---- two driver objects on one device -----------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from helpers.contract import Bench
+from helpers.contract import Bench, in_thread
 from helpers.kernels import add_one
 from helpers.spinning import MILLISECOND, spin
 from helpers.tensors import cuda_driver
@@ -121,6 +121,23 @@ def test_a_stream_that_its_owner_closed_is_waited_for_through_the_device(bench: 
     fence = executable.fence()
     assert fence is not None
     assert fence.has_passed()
+
+
+def test_the_device_is_not_waited_for_beside_a_capture_of_another_thread(bench: Bench) -> None:
+    executable = adding(bench)
+    stream = bench.driver.stream()
+    executable.launch(stream)
+    stream.close()
+    fence = executable.fence()
+    assert fence is not None
+    x = bench.alloc(4)
+    bench.driver.synchronize()
+    with graphcore.capture(driver=bench.driver) as capture:
+        with pytest.raises(LifecycleError, match="is gone, so that only the device as a whole"):
+            in_thread(fence.wait)
+        bench.launch(add_one, x, 1, stream=capture.stream)
+    assert len(capture.graph.snapshot().nodes) == 1
+    fence.wait()
 
 
 def test_a_stream_that_was_launched_on_lives_as_long_as_it_may_be_asked(

@@ -215,6 +215,26 @@ def test_after_a_close_the_last_output_stays_readable(graphcore_driver: Driver) 
         guard.latest()
 
 
+@pytest.mark.parametrize("is_closed", [True, False], ids=["closed", "dropped with the executable"])
+def test_an_output_is_copied_after_the_stream_of_its_run_has_gone(
+    graphcore_driver: Driver, is_closed: bool
+) -> None:
+    executable, _, y = doubling(graphcore_driver)
+    guard = OutputGuard(executable, y)
+    graphcore_driver.synchronize()
+    stream = graphcore_driver.stream()
+    executable.launch(stream)
+    if is_closed:
+        stream.close()
+    else:
+        executable.close()
+    del stream, executable
+    copy = guard.clone()
+    graphcore_driver.synchronize()
+    assert copy.tolist() == [2.0] * 4
+    assert copy.data_ptr() != y.data_ptr()
+
+
 def test_a_failed_launch_is_no_run() -> None:
     driver = EmulatedDriver()
     executable, _, y = doubling(driver)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.contract import Bench, copy_1d, copy_2d
@@ -17,6 +18,7 @@ from graphcore.driver.records import (
     EmptyParams,
     EventParams,
     FreeParams,
+    GraphHandle,
     HostParams,
     LaunchConfig,
     MemsetParams,
@@ -119,3 +121,96 @@ def test_what_is_no_snapshot_of_a_known_version_is_refused(text: str, words: str
     with pytest.raises(ConfigurationError, match="snapshot: ") as caught:
         GraphSnapshot.from_json(text)
     assert words in str(caught.value)
+
+
+def _saved() -> dict[str, Any]:
+    inner = snapshot([kernel_node(0, "inner")])
+    nodes = [
+        kernel_node(0, "add"),
+        node(1, MemsetParams(0x7000, 1, 4, 8)),
+        node(2, ChildParams(GraphHandle(0)), child=inner),
+    ]
+    saved: dict[str, Any] = json.loads(snapshot(nodes, [(0, 1), (1, 2)]).to_json())
+    return saved
+
+
+def _nested(depth: int) -> dict[str, Any]:
+    saved = _saved()
+    child = saved["graph"]["nodes"][2]
+    for _ in range(depth):
+        graph = {**saved["graph"], "nodes": [child], "edges": []}
+        child = {"params": child["params"], "inner": [graph]}
+    saved["graph"]["nodes"][2] = child
+    return saved
+
+
+EMPTY = {"device": 0, "context": 0, "driver": "", "nodes": [], "edges": []}
+FIRST, FILL = ("graph", "nodes", 0), ("graph", "nodes", 1, "params")
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "words"),
+    [
+        ((*FIRST, "params", "function"), -1, "function: expected a number below"),
+        ((*FIRST, "params", "function"), True, "function: expected a"),
+        ((*FIRST, "params", "config", "grid"), [1, 1], "LaunchConfig.grid: expected"),
+        ((*FIRST, "params", "config", "grid"), [1, 1, "1"], "LaunchConfig.grid: expected"),
+        ((*FIRST, "params", "config", "shared_bytes"), 1.5, "LaunchConfig.shared_bytes: expected"),
+        ((*FIRST, "params", "arguments"), ["zz"], "damaged: ValueError"),
+        ((*FIRST, "params", "kind"), "memset", "kind: expected that of KernelParams, got memset"),
+        ((*FIRST, "label"), 3, "label: expected text, got 3"),
+        ((*FIRST, "inner"), [EMPTY], "inner: expected none in a kernel node"),
+        ((*FILL, "address"), 1 << 64, "MemsetParams.address: expected a whole number of 64 bits"),
+        ((*FILL, "width"), None, "MemsetParams.width: expected a whole number of 64 bits"),
+        ((*FILL, "extra"), 1, "damaged: TypeError"),
+        (("graph", "edges", 0, 1), 7, "edges: expected a number below 3, got 7"),
+        (("graph", "edges", 0, 0), -1, "edges: expected a number below 3, got -1"),
+        (("graph", "edges", 0, 0), 1, "edges: expected an order, got a circle behind node 1"),
+        (("graph", "edges", 0, 2), "x", "edges: expected a number"),
+        (("graph", "device"), [], "device: expected a number"),
+        (("graph", "driver"), None, "driver: expected text"),
+        (("graph", "nodes"), 3, "damaged: TypeError"),
+        (("functions", 0, "name"), {}, "FunctionInfo.name: expected text"),
+        (("functions", 0, "layout"), [[0, "x"]], "FunctionInfo.layout: expected"),
+        (("functions",), 1, "damaged: TypeError"),
+        (("functions", 0), [], "damaged: TypeError"),
+    ],
+    ids=lambda value: ".".join(map(str, value)) if isinstance(value, tuple) else None,
+)
+def test_a_field_of_another_type_is_refused_where_it_is_read(
+    place: tuple[str | int, ...], value: Any, words: str
+) -> None:
+    saved = _saved()
+    GraphSnapshot.from_json(json.dumps(saved))
+    *path, last = place
+    holder: Any = saved
+    for key in path:
+        holder = holder[key]
+    holder[last] = value
+    with pytest.raises(ConfigurationError, match="snapshot: damaged: ") as caught:
+        GraphSnapshot.from_json(json.dumps(saved))
+    assert words in str(caught.value)
+
+
+def test_arguments_that_a_kernels_signature_does_not_have_are_refused(bench: Bench) -> None:
+    saved = json.loads(everything(bench).to_json())
+    arguments = saved["graph"]["nodes"][0]["params"]["arguments"]
+    arguments[0] = arguments[0][2:]
+    with pytest.raises(ConfigurationError, match=r"arguments: expected \[8, 4, 4\] bytes"):
+        GraphSnapshot.from_json(json.dumps(saved))
+
+
+def test_graphs_inside_graphs_are_read_to_a_depth_and_not_beyond() -> None:
+    read_back = GraphSnapshot.from_json(json.dumps(_nested(60)))
+    assert len(list(read_back.walk())) == 64
+    for depth in (80, 5000):
+        with pytest.raises(ConfigurationError, match="snapshot: "):
+            GraphSnapshot.from_json(_text_of(depth))
+
+
+def _text_of(depth: int) -> str:
+    """As JSON, which Python does not write that deep."""
+    inner = '{"device":0,"context":0,"driver":"","edges":[],"nodes":['
+    child = '{"params":{"type":"ChildParams","kind":"child"},"inner":['
+    graph = (inner + child) * depth + inner + "]}" + "]}]}" * depth
+    return f'{{"format":"graphcore-snapshot","version":1,"functions":[],"graph":{graph}}}'

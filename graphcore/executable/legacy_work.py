@@ -1,0 +1,51 @@
+"""Work on the legacy default stream, which orders with every blocking stream of its device.
+
+A capture on a blocking stream breaks where another thread works there meanwhile: CUDA refuses the
+work, and the capture is lost besides. What graphcore itself would do there is refused before that.
+"""
+
+from __future__ import annotations
+
+from graphcore.driver import LEGACY_STREAM, Driver, Stream, active
+from graphcore.driver.records import StreamHandle
+from graphcore.errors import CaptureError
+from graphcore.interop import current_stream
+from graphcore.interop.drivers import same_driver
+
+LEGACY = (0, LEGACY_STREAM)
+
+
+def refuse_legacy_work(driver: Driver, stream: StreamHandle, what: str) -> None:
+    """Raises CaptureError where work on ``stream`` is legacy work that would break a capture.
+
+    Args:
+        driver: Whose stream it is.
+        stream: Where the work is to go.
+        what: Who asks, for the message.
+    """
+    if stream not in LEGACY:
+        return
+    for capture in active.under_way():
+        if capture.breaks_on_legacy_work and same_driver(driver, capture.driver):
+            raise CaptureError(
+                f"{what}: expected a stream of its own, got the legacy stream, on which work would "
+                f"break {capture.name} (a blocking stream); nothing was done. What to do: name a "
+                "stream that was created, or make one the current stream; do it after the capture; "
+                "or capture with on_legacy_work='ignore'",
+                code="CUDA_ERROR_STREAM_CAPTURE_IMPLICIT",
+            )
+
+
+def follow_current_stream(driver: Driver, stream: Stream) -> None:
+    """Makes ``stream`` wait for what the current stream has by now.
+
+    Raises:
+        CaptureError: The current stream is the legacy one, and asking it would break a capture.
+    """
+    current = current_stream(driver)
+    if current in LEGACY and stream.is_blocking:
+        return  # CUDA orders the two by itself
+    refuse_legacy_work(driver, current, "capture")
+    event = driver.event()
+    driver.record_event(event.handle, current)
+    stream.wait(event)
