@@ -12,5 +12,5 @@ def pytest_configure(config):
 
 def pytest_collection_modifyitems(items):
     for item in items:
-        if " object at 0x" in item.nodeid:  # another name in every process: runs cannot be shared
+        if " at 0x" in item.nodeid:  # another name in every process: runs cannot be shared
             raise pytest.UsageError(f"{item.nodeid}: give the case an id")

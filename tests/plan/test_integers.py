@@ -111,7 +111,9 @@ def test_what_is_no_size_is_refused_and_leaves_nothing(name: str, place: str) ->
 
 
 @pytest.mark.parametrize("place", COUNTS)
-@pytest.mark.parametrize("value", [*WRONG.values(), (), (1, 2), [1]], ids=str)
+@pytest.mark.parametrize(
+    "value", [*WRONG.values(), (), (1, 2), [1]], ids=[*WRONG, "nothing", "a pair", "a list"]
+)
 def test_what_is_no_count_is_refused(value: Any, place: str) -> None:
     plan = _plan()
     with pytest.raises(ConfigurationError, match="expected"):
