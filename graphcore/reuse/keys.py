@@ -18,8 +18,9 @@ from typing import Any, NamedTuple
 from graphcore.errors import CacheTypeError, ConfigurationError
 from graphcore.resources.tensors import describe, is_tensor
 
-# an integer below this is no address that a process hands out
-_LEAST_ADDRESS = 1 << 32
+# an integer below this is no address that a process hands out: programs that are not relocated
+# begin here, with their heap, which is the emulated driver's memory, behind them
+_LEAST_ADDRESS = 1 << 22
 
 _CONTAINERS = (list, dict, set, bytearray, memoryview)
 
