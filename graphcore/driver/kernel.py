@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from graphcore.driver.records import FunctionHandle, LaunchConfig
 
 # struct codes of the scalar types a signature may name
-_SCALARS = {
+SCALARS = {
     "bool": "?",
     "i8": "b",
     "u8": "B",
@@ -77,12 +77,12 @@ class Parameter:
         if self.is_pointer:
             known = self.pointee in _POINTEES
         else:
-            known = self.type in _SCALARS or (self.type[:6] == "bytes:" and self.type[6:].isdigit())
+            known = self.type in SCALARS or (self.type[:6] == "bytes:" and self.type[6:].isdigit())
         if known:
             return
         raise ConfigurationError(
             f"parameter {self.name!r}: unknown type {self.type!r}; expected one of "
-            f"{', '.join(_SCALARS)}, 'TYPE*', 'const TYPE*' or 'bytes:N'"
+            f"{', '.join(SCALARS)}, 'TYPE*', 'const TYPE*' or 'bytes:N'"
         )
 
     @property
@@ -104,7 +104,7 @@ class Parameter:
             return 8
         if self.type.startswith("bytes:"):
             return int(self.type[6:])
-        return struct.calcsize("=" + _SCALARS[self.type])
+        return struct.calcsize("=" + SCALARS[self.type])
 
     def pack(self, index: int, value: object) -> bytes:
         """The bytes of one argument; ConfigurationError naming ``index`` where it does not fit."""
@@ -122,7 +122,7 @@ class Parameter:
             return Pointer(int.from_bytes(data, "little"), _POINTEES[self.pointee])
         if self.type.startswith("bytes:"):
             return data
-        return struct.unpack("=" + _SCALARS[self.type], data)[0]
+        return struct.unpack("=" + SCALARS[self.type], data)[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +197,7 @@ def _pack_scalar(index: int, parameter: Parameter, value: object) -> bytes:
     if not fits:
         raise _misfit(index, parameter, value, f"a {parameter.type}")
     try:
-        return struct.pack("=" + _SCALARS[parameter.type], value)
+        return struct.pack("=" + SCALARS[parameter.type], value)
     except (struct.error, OverflowError):
         raise _misfit(
             index, parameter, value, f"a value that fits {parameter.size * 8} bits"

@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from graphcore.driver.kernel import Kernel
+from graphcore.driver.kernel import SCALARS, Kernel
 from graphcore.driver.kernel_update import KernelUpdate
 from graphcore.driver.records import KernelParams, NodeHandle
 
@@ -116,20 +116,8 @@ def _not_prepared(*_: object) -> object:
     raise _NotPreparedError
 
 
-# struct codes by the signature's type, where a number of the right range is all there is to check
-_CODES = {
-    "i8": "b",
-    "u8": "B",
-    "i16": "h",
-    "u16": "H",
-    "i32": "i",
-    "u32": "I",
-    "i64": "q",
-    "u64": "Q",
-    "f16": "e",
-    "f32": "f",
-    "f64": "d",
-}
+# where a number of the right range is all there is to check: as a bool anything would pass
+_CODES = {name: code for name, code in SCALARS.items() if name != "bool"}
 
 
 def packer(update: KernelUpdate, kernel: Kernel | None) -> Callable[..., object]:
