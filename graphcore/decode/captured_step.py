@@ -16,7 +16,6 @@ from typing import Any
 import torch
 
 from graphcore.decode import transformers_compat as compat
-from graphcore.decode.static_cache import StaticKVCache
 from graphcore.decode.step import DecodeStep
 from graphcore.driver import Driver
 from graphcore.executable import Capture, Graph, GraphExec, capture
@@ -58,8 +57,6 @@ class CapturedStep:
 
 def capture_step(
     step: DecodeStep,
-    model: Any,
-    cache: StaticKVCache,
     driver: Driver,
     *,
     on_legacy_work: LegacyWork = "error",
@@ -71,6 +68,7 @@ def capture_step(
     Raises:
         CaptureError: The step does something a capture does not allow; names the Python line.
     """
+    model, cache = step.forward.model, step.forward.cache
     held = cache.seen_tokens
     at = min(held, cache.max_seq_len - 1)  # a full cache has no free slot to warm up in
     slot = cache.saved_slot(at)
@@ -85,7 +83,7 @@ def capture_step(
         with torch.no_grad():
             capturing.warm_up(warm_up, _warmup_steps)
             with capturing, _named_modules(capturing, model):
-                _keep(capturing, step, model, cache)
+                _keep(capturing, step)
                 step.run(capturing.annotate)
     finally:  # the warm-up was waited for
         step.restore(saved)
@@ -94,11 +92,11 @@ def capture_step(
     return CapturedStep(capturing.graph, capturing.graph.instantiate(guard="owners"))
 
 
-def _keep(capturing: Capture, step: DecodeStep, model: Any, cache: StaticKVCache) -> None:
+def _keep(capturing: Capture, step: DecodeStep) -> None:
     """Lets the graph keep what it reads and writes, under the names reports use."""
-    for name, tensor in {**cache.named_tensors(), **step.named_tensors()}.items():
+    for name, tensor in step.named_tensors().items():
         capturing.keep(tensor, name)
-    capturing.keep(model, "model")
+    capturing.keep(step.forward.model, "model")
 
 
 @contextmanager

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -9,6 +11,26 @@ import torch
 from graphcore.decode.sizes import check_positive
 from graphcore.decode.static_cache import StaticKVCache
 from graphcore.errors import CapacityError, ConfigurationError
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A checked prompt.
+
+    Attributes:
+        ids: int64 ``[rows, tokens]`` of the decoder.
+        mask: bool ``[rows, tokens]``, True where a token counts; None: all do.
+        inputs: What else the model's first forward takes, by name.
+    """
+
+    ids: torch.Tensor
+    mask: torch.Tensor | None = None
+    inputs: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def length(self) -> int:
+        """Tokens of a row."""
+        return int(self.ids.shape[1])
 
 
 def check_ids(input_ids: Any) -> torch.Tensor:
@@ -29,8 +51,8 @@ def check_ids(input_ids: Any) -> torch.Tensor:
 
 def check_prompt(
     model: Any, cache: StaticKVCache, input_ids: Any, attention_mask: Any = None
-) -> torch.Tensor:
-    """``input_ids`` as int64 ``[batch, tokens]``, checked.
+) -> Prompt:
+    """``input_ids`` ``[batch, tokens]``, checked, as a prompt.
 
     Reads the smallest and largest id, which waits for the device.
 
@@ -54,7 +76,7 @@ def check_prompt(
             f"input_ids: expected ids from 0 to {vocabulary - 1}, got {lowest} to {highest}"
         )
     _check_mask(ids, attention_mask)
-    return ids.to(torch.int64)
+    return Prompt(ids.to(torch.int64))
 
 
 def check_count(max_new_tokens: object) -> int:

@@ -19,10 +19,14 @@ from graphcore.decode import checks, prompt
 from graphcore.decode.cache_state import refuse_inside_capture
 from graphcore.decode.captured_step import CapturedStep, capture_step
 from graphcore.decode.ending import EosIds, cut_after_end, end_ids
+from graphcore.decode.forward import DecoderForward
+from graphcore.decode.prompt import Prompt
+from graphcore.decode.sampler import Sampler
 from graphcore.decode.sampling import Sampling
 from graphcore.decode.sizes import check_positive
 from graphcore.decode.static_cache import StaticKVCache
 from graphcore.decode.step import DecodeStep
+from graphcore.decode.variants import Variants
 from graphcore.driver import Driver, active
 from graphcore.errors import CapacityError, CaptureError, ConfigurationError, LifecycleError
 from graphcore.executable import Graph, GraphExec
@@ -83,9 +87,13 @@ class CUDAGraphAR(NotCopied):
         checks.check_driver(self.driver, self.cache.device)
         self.captures = 0
         self._on_legacy_work = on_legacy_work
-        self._step = DecodeStep(model, self.cache)
+        forward = DecoderForward(model, self.cache)
+        sampler = Sampler(
+            sampling or Sampling.greedy(), forward.rows, forward.vocabulary, self.cache.device
+        )
+        self._step = DecodeStep(forward, sampler)
+        self._variants = Variants()
         self._captured: CapturedStep | None = None
-        self._stale: str | None = None
         self._eager_because = None if capture else "capture=False"
         self._state = self.cache._state
         self._token = self._step.token
@@ -148,7 +156,7 @@ class CUDAGraphAR(NotCopied):
 
     def named_tensors(self) -> dict[str, torch.Tensor]:
         """Every static tensor that the step reads or writes, by name (weights left out)."""
-        return {**self.cache.named_tensors(), **self._step.named_tensors()}
+        return self._step.named_tensors()
 
     # ---- capture and replay ---------------------------------------------------------------------
 
@@ -173,9 +181,9 @@ class CUDAGraphAR(NotCopied):
             CaptureError: The step cannot be captured; the cache is as before.
             LifecycleError: The runner is closed.
         """
-        ids = self._checked_prompt("capture()", input_ids, attention_mask)
-        prompt.check_prompt_fits(self.cache, self.cache.seen_tokens, ids.shape[1])
-        self._begin(ids)
+        checked = self._checked_prompt("capture()", input_ids, attention_mask)
+        prompt.check_prompt_fits(self.cache, self.cache.seen_tokens, checked.length)
+        self._begin(checked)
 
     def replay(self, token: int | torch.Tensor | None = None) -> torch.Tensor:
         """Decodes one token.
@@ -248,16 +256,16 @@ class CUDAGraphAR(NotCopied):
         """
         checks.check_beams(num_beams)
         check_positive("poll_every", poll_every)
-        ids = self._checked_prompt("generate()", input_ids, attention_mask)
+        checked = self._checked_prompt("generate()", input_ids, attention_mask)
         ends = end_ids(self.model, eos_token_id, pad_token_id)
-        start = self._start(ids, max_new_tokens, *ends, keep_cache=keep_cache)
+        start = self._start(checked, max_new_tokens, *ends, keep_cache=keep_cache)
         for count in range(1, max_new_tokens + 1):
             self.replay()
             if ends[0] and count % poll_every == 0 and bool(self._step.finished.all()):
                 break
         self._step.set_eos((), 0)
         decoded = self._step.history[:, start : self.cache.seen_tokens].clone()
-        return cut_after_end(decoded, ids.shape[1], ends[0])
+        return cut_after_end(decoded, checked.length, ends[0])
 
     def stream(
         self,
@@ -278,9 +286,9 @@ class CUDAGraphAR(NotCopied):
             An iterator of int64 ``[batch]`` on the host, each a tensor of its own. It ends after
             ``max_new_tokens``, or once all rows have finished.
         """
-        ids = self._checked_prompt("stream()", input_ids, attention_mask)
+        checked = self._checked_prompt("stream()", input_ids, attention_mask)
         ends = end_ids(self.model, eos_token_id, pad_token_id)
-        self._start(ids, max_new_tokens, *ends, keep_cache=keep_cache)
+        self._start(checked, max_new_tokens, *ends, keep_cache=keep_cache)
         return self._tokens(max_new_tokens, ends[0], self._generation)
 
     def close(self) -> None:
@@ -290,9 +298,8 @@ class CUDAGraphAR(NotCopied):
         self._closed = True
         self._disarm("the runner is closed")
         self.cache.unwatch(self)
-        if self._captured is not None:
-            captured, self._captured = self._captured, None
-            captured.close()
+        self._captured = None
+        self._variants.close()
 
     def __enter__(self) -> CUDAGraphAR:
         return self
@@ -309,14 +316,12 @@ class CUDAGraphAR(NotCopied):
 
     def cache_changed(self, name: str, how: str) -> None:
         """A captured buffer was replaced: every later replay raises, naming it."""
-        if self._captured is not None:
-            self._stale = f"{name}: {how}"
-            self._captured.executable.mark_stale(how, name)
+        self._variants.mark_stale(name, how)
 
     @property
     def holds_graph(self) -> bool:
         """Whether a graph with the cache's addresses exists."""
-        return self._captured is not None
+        return len(self._variants) > 0
 
     def cache_was_emptied(self, reason: str) -> None:
         """The logits belong to nothing any more; a forced token may continue from here."""
@@ -333,7 +338,7 @@ class CUDAGraphAR(NotCopied):
 
     def _start(
         self,
-        ids: torch.Tensor,
+        checked: Prompt,
         max_new_tokens: int,
         eos: tuple[int, ...],
         pad: int,
@@ -342,14 +347,14 @@ class CUDAGraphAR(NotCopied):
     ) -> int:
         """Checks the budget, then forwards the checked prompt; the slot of its first token."""
         start = self.cache.seen_tokens if keep_cache else 0
-        prompt.check_budget(self.cache, start, ids.shape[1], max_new_tokens)
+        prompt.check_budget(self.cache, start, checked.length, max_new_tokens)
         if not keep_cache:
             self.cache.reset()
-        self._begin(ids)
+        self._begin(checked)
         self._step.set_eos(eos, pad)
         return start
 
-    def _begin(self, ids: torch.Tensor) -> None:
+    def _begin(self, checked: Prompt) -> None:
         """Forwards a checked prompt, captures if need be, and arms ``replay``."""
         self._generation += 1
         start = self.cache.seen_tokens
@@ -359,40 +364,34 @@ class CUDAGraphAR(NotCopied):
             with self._state.written_by(self):
                 with torch.no_grad():
                     self._step.set_eos((), 0)
-                    self._step.prefill(ids)
-                if self._eager_reason() is None and self._needs_capture():
-                    self._capture_step()
+                    self._step.prefill(checked)
+                    self._step.sampler.begin(checked.ids, checked.mask)
+                self._captured = None if self._eager_reason() else self._captured_variant()
         except BaseException as error:
             _rewind(self.cache, start, error)
             self._disarm("the last prompt failed: capture another one")
             raise
         self._arm()
 
-    def _needs_capture(self) -> bool:
-        if self._captured is None:
-            return True
+    def _captured_variant(self) -> CapturedStep:
+        """The captured step for what comes next; captured now where there is none."""
         # once a prompt: a replay of old weights behind a prompt of new ones would give neither's
-        self._stale = self._stale or self._captured.what_changed(
-            self.model, self.named_tensors().items()
-        )
-        return self._stale is not None
-
-    def _capture_step(self) -> None:
-        if self._captured is not None:
-            _log.info("capturing the decode step again: %s", self._stale)
-            self._captured.close()
+        self._variants.look(self.named_tensors().items, self.model)
+        if self._variants.stale:
+            _log.info("capturing the decode step again: %s", self._variants.stale)
             self._captured = None
-        self._captured = capture_step(
-            self._step, self.model, self.cache, self.driver, on_legacy_work=self._on_legacy_work
-        )
-        self._stale = None
-        self.captures += 1
-        _log.info("captured the decode step on driver %s", self.driver.name)
+            self._variants.close()
+        found = self._variants.get(self._step.key)
+        if found is None:
+            found = capture_step(self._step, self.driver, on_legacy_work=self._on_legacy_work)
+            self._variants.put(self._step.key, found)
+            self.captures += 1
+            _log.info("captured the decode step on driver %s", self.driver.name)
+        return found
 
     def _arm(self) -> None:
-        why_eager = self._eager_reason()
-        if self._captured is None or why_eager is not None:
-            _log.info("decoding eagerly: %s", why_eager)
+        if self._captured is None:
+            _log.info("decoding eagerly: %s", self._eager_reason())
             self._launch = self._run_eagerly
         else:
             self._launch = self._captured.executable.launch
@@ -410,7 +409,7 @@ class CUDAGraphAR(NotCopied):
 
     def _checked_prompt(
         self, caller: str, input_ids: torch.Tensor, attention_mask: torch.Tensor | None
-    ) -> torch.Tensor:
+    ) -> Prompt:
         if self._closed:
             raise LifecycleError(f"{caller}: expected an open runner, the runner is closed")
         refuse_inside_capture(caller)

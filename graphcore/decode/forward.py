@@ -1,0 +1,90 @@
+"""What turns tokens into logits: a model with its static cache and the masks it wants.
+
+A decode step is the same for every kind of model; what differs is behind :class:`Forward`. Legend:
+R rows of tokens, T tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any, Protocol
+
+import torch
+
+from graphcore.decode import transformers_compat as compat
+from graphcore.decode.masks import Masks
+from graphcore.decode.prompt import Prompt, vocabulary_size
+from graphcore.decode.static_cache import StaticKVCache
+
+
+class Forward(Protocol):
+    """A model with its cache. Everything static in it has one address for life.
+
+    Attributes:
+        model: Kept by graphs; its weights are compared before a graph is reused.
+        cache: Where K and V go, and whose position says where.
+        rows: R. The cache may have more.
+    """
+
+    model: Any
+    cache: StaticKVCache
+    rows: int
+
+    @property
+    def key(self) -> tuple[Hashable, ...]:
+        """What selects the captured variant now; () where there is but one."""
+
+    @property
+    def vocabulary(self) -> int:
+        """Ids below it can be fed."""
+
+    def prefill(self, prompt: Prompt) -> torch.Tensor:
+        """Logits ``[R, V]`` of a prompt's last token; eager; appends to the cache."""
+
+    def logits(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Logits ``[R, V]`` of ``tokens [R, 1]``; appends to the cache. This is captured."""
+
+    def named_tensors(self) -> dict[str, torch.Tensor]:
+        """Its static tensors, the cache's left out, by the name reports use."""
+
+    def changed(self) -> list[torch.Tensor]:
+        """Those of its tensors that a step writes."""
+
+
+class DecoderForward:
+    """A decoder-only transformers model with a :class:`StaticKVCache`."""
+
+    def __init__(self, model: Any, cache: StaticKVCache) -> None:
+        self.model = model
+        self.cache = cache
+        self.rows = cache.batch_size
+        self._masks = Masks(model, cache)
+
+    @property
+    def key(self) -> tuple[Hashable, ...]:
+        """(): one graph serves every position."""
+        return ()
+
+    @property
+    def vocabulary(self) -> int:
+        """Rows of the input embedding."""
+        return vocabulary_size(self.model)
+
+    def prefill(self, prompt: Prompt) -> torch.Tensor:
+        """Forwards the prompt behind what the cache holds."""
+        return self.logits(prompt.ids)
+
+    def logits(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Logits ``[R, V]`` of the last of ``tokens [R, T]``, masked on the device."""
+        positions, mask = self._masks.for_tokens(tokens.shape[1])
+        return compat.forward_logits(
+            self.model, tokens, position_ids=positions, mask=mask, cache=self.cache
+        )
+
+    def named_tensors(self) -> dict[str, torch.Tensor]:
+        """The masks' tensors."""
+        return self._masks.named_tensors()
+
+    def changed(self) -> list[torch.Tensor]:
+        """None: a step writes nothing outside the cache here."""
+        return []

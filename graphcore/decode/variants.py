@@ -1,0 +1,54 @@
+"""The captured variants of one step, by key, and what has become of them.
+
+A step that cannot be one graph (cross K/V written or not, rows of unequal length or not) has a key
+that says which it is now; each key has a graph of its own. When a buffer or a weight of the step
+changes, all variants are given back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable
+
+import torch
+
+from graphcore.decode.captured_step import CapturedStep
+
+Key = tuple[Hashable, ...]
+
+
+class Variants:
+    """Owns captured steps. Not locked."""
+
+    def __init__(self) -> None:
+        self._steps: dict[Key, CapturedStep] = {}
+        self.stale: str | None = None
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def get(self, key: Key) -> CapturedStep | None:
+        """The variant of ``key``; None where it was not captured, or any is stale."""
+        return None if self.stale else self._steps.get(key)
+
+    def put(self, key: Key, step: CapturedStep) -> None:
+        """Keeps ``step`` as the variant of ``key``."""
+        self._steps[key] = step
+
+    def mark_stale(self, name: str, how: str) -> None:
+        """A static buffer was replaced: no variant may be launched any more."""
+        if self._steps:
+            self.stale = f"{name}: {how}"
+        for step in self._steps.values():
+            step.executable.mark_stale(how, name)
+
+    def look(self, named: Callable[[], Iterable[tuple[str, torch.Tensor]]], model: object) -> None:
+        """Finds out whether a variant uses what the step would not use now."""
+        for step in self._steps.values():
+            self.stale = self.stale or step.what_changed(model, named())
+
+    def close(self) -> None:
+        """Gives all back; the next one is captured anew."""
+        steps, self._steps = self._steps, {}
+        self.stale = None
+        for step in steps.values():
+            step.close()
