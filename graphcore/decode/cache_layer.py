@@ -35,6 +35,7 @@ class StaticLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is unt
     ) -> None:
         device = state.position.device
         self.index = index
+        self.name = f"layer {index}"
         self.is_initialized = True
         self.device = device
         self.dtype = dtype
@@ -151,7 +152,7 @@ class StaticLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is unt
 
     def crop(self, tokens_to_remove: int) -> None:
         """Refused: the position is one for all layers; use :meth:`StaticKVCache.crop`."""
-        raise LifecycleError(f"layer {self.index}: crop the cache, not one layer of it")
+        raise LifecycleError(f"{self.name}: crop the cache, not one layer of it")
 
     def __repr__(self) -> str:
         return f"StaticLayer({self.index}, keys={tuple(self._keys.shape)}, {self.dtype})"
@@ -165,20 +166,24 @@ class StaticLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is unt
         ):
             if tensor.dim() != 4 or (*tensor.shape[:2], tensor.shape[3]) != expected:
                 raise ConfigurationError(
-                    f"layer {self.index} {name}: expected [batch {expected[0]}, heads "
+                    f"{self.name} {name}: expected [batch {expected[0]}, heads "
                     f"{expected[1]}, tokens, head_dim {expected[2]}], got {list(tensor.shape)}"
                 )
         if keys.shape[2] != values.shape[2] or keys.shape[2] == 0:
             raise ConfigurationError(
-                f"layer {self.index}: expected K and V of the same length, at least 1, got "
+                f"{self.name}: expected K and V of the same length, at least 1, got "
                 f"{keys.shape[2]} and {values.shape[2]}"
             )
         if not keys.is_floating_point() or keys.dtype != values.dtype:
             raise ConfigurationError(
-                f"layer {self.index}: expected K and V of one floating dtype, got {keys.dtype} and "
+                f"{self.name}: expected K and V of one floating dtype, got {keys.dtype} and "
                 f"{values.dtype}"
             )
         return int(keys.shape[2])
+
+    def named_tensors(self) -> dict[str, torch.Tensor]:
+        """The whole buffers by the name reports use: "layer 4 keys", "layer 4 values"."""
+        return {f"{self.name} keys": self._keys, f"{self.name} values": self._values}
 
     def check_buffers(self) -> None:
         """Raises ConfigurationError where a buffer is not of the kind that was constructed."""
@@ -189,7 +194,7 @@ class StaticLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is unt
         shape = self._shapes[field]
         if (new.dtype, tuple(new.shape), new.device) != (self.dtype, shape, self.device):
             raise ConfigurationError(
-                f"layer {self.index} {field}: expected {self.dtype} {list(shape)} on "
+                f"{self.name} {field}: expected {self.dtype} {list(shape)} on "
                 f"{self.device}, as constructed, got {new.dtype} {list(new.shape)} on {new.device}"
             )
 
@@ -199,7 +204,7 @@ class StaticLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is unt
         if not self._state.is_captured:
             self._check_buffer(field, new)
         self._state.changed(
-            f"layer {self.index} {field}",
+            f"{self.name} {field}",
             f"bound to another tensor ({new.dtype} {list(new.shape)})",
         )
         return new

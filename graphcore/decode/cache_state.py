@@ -63,6 +63,9 @@ def static_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.devic
 class CacheState:
     """Position, capacity and watchers of one cache. Not locked."""
 
+    name = "cache position"
+    """What reports call the position."""
+
     def __init__(self, capacity: int, device: torch.device, last_owner: int) -> None:
         self.capacity = capacity
         self.last_owner = last_owner
@@ -92,7 +95,7 @@ class CacheState:
             self.check_position(tensor)
         self._position = tensor
         self.seen = None
-        self.changed("cache position", f"bound to another tensor ({tensor.dtype})")
+        self.changed(self.name, f"bound to another tensor ({tensor.dtype})")
 
     def check_position(self, tensor: torch.Tensor) -> None:
         """Raises ConfigurationError unless ``tensor`` can be the position."""

@@ -214,9 +214,8 @@ class StaticKVCache(compat.Cache):  # type: ignore[misc]  # transformers is unty
         """Every buffer by the name reports use: "layer 4 keys", "cache position", the scratch."""
         names: dict[str, torch.Tensor] = {}
         for layer in self._owners:
-            names[f"layer {layer.index} keys"] = layer.keys
-            names[f"layer {layer.index} values"] = layer.values
-        names["cache position"] = self.position
+            names.update(layer.named_tensors())
+        names[self._state.name] = self.position
         names.update(self._scratch.named())
         return names
 
