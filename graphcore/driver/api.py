@@ -404,6 +404,14 @@ class Driver(ABC):
     @abstractmethod
     def upload(self, executable: ExecHandle, stream: StreamHandle) -> None: ...
 
+    def upload_aside(self, executable: ExecHandle) -> None:
+        """Uploads on a non-blocking stream that nobody else uses; waits for nothing."""
+        stream = self.create_stream(blocking=False)
+        try:
+            self.upload(executable, stream)
+        finally:
+            self.destroy_stream(stream)
+
     @abstractmethod
     def update_exec(self, executable: ExecHandle, graph: GraphHandle) -> RawUpdate:
         """Tries a whole-graph update. A refusal is a value, not an error; others raise."""

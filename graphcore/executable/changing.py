@@ -153,6 +153,7 @@ class ChangeableExec(NotCopied):
     def _apply(self, change: NodeChange) -> None:
         handle = change.record.handle
         owned = OwnerSet(change.owners).recorded(self.driver)
+        self._resource.upload_first()
         try:
             self.driver.set_exec_node_params(self._resource.handle, handle, change.params)
         except CudaError as error:
@@ -187,6 +188,7 @@ class ChangeableExec(NotCopied):
 
     def _prepare(self, live: LiveArguments, record: NodeRecord) -> None:
         assert isinstance(record.params, KernelParams)
+        self._resource.upload_first()
         update = self.driver.bind_exec_kernel_update(
             self._resource.handle, record.handle, record.params
         )
@@ -214,6 +216,7 @@ class ChangeableExec(NotCopied):
         if not isinstance(enabled, bool):
             raise ConfigurationError(f"enabled: expected a bool, got {enabled!r:.40}")
         record = self._switchable("enable", node)
+        self._resource.upload_first()
         self.driver.set_node_enabled(self._resource.handle, record.handle, enabled)
         disabled = self._current.disabled
         (disabled.discard if enabled else disabled.add)(record.handle)

@@ -130,6 +130,7 @@ class GraphExec(RebindableExec):
         """Moves the executable to the device ahead of its next launch, which it makes cheaper."""
         self._refuse_closed("upload")
         self.driver.upload(self._resource.handle, self._handle_of(stream))
+        self._resource.is_on_device = True
 
     def _bind(self, stream: Any) -> None:
         if self._refusal is not None:

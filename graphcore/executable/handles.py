@@ -6,6 +6,7 @@ is under way, on any thread: a destroy inside one breaks it. Nothing raises from
 
 from __future__ import annotations
 
+import logging
 import warnings
 import weakref
 from collections.abc import Callable
@@ -14,9 +15,11 @@ from typing import Any, NoReturn, SupportsIndex
 
 from graphcore.driver import Driver, active
 from graphcore.driver.records import ExecHandle, GraphHandle, NodeKind, StreamHandle
-from graphcore.errors import CacheTypeError, GraphcoreError, GraphcoreWarning
+from graphcore.errors import CacheTypeError, CudaError, GraphcoreError, GraphcoreWarning
 from graphcore.executable.retired import Held
 from graphcore.resources.lifetime import OwnerSet
+
+_log = logging.getLogger("graphcore")
 
 MEMORY_KINDS = (NodeKind.ALLOC, NodeKind.FREE)
 
@@ -80,9 +83,14 @@ class ExecResource:
     """One executable, with the graph it was made from and the owners of its operands.
 
     The owners outlive it until the launches that use them have run (retired.py).
+
+    Attributes:
+        is_on_device: Whether something has put it there: an upload, or a launch.
     """
 
-    __slots__ = ("__weakref__", "_closer", "driver", "handle", "held", "source")
+    __slots__ = (
+        "__weakref__", "_closer", "driver", "handle", "held", "is_on_device", "source",
+    )  # fmt: skip
 
     def __init__(
         self, driver: Driver, handle: ExecHandle, source: GraphResource, owners: OwnerSet
@@ -90,6 +98,7 @@ class ExecResource:
         self.driver = driver
         self.handle = handle
         self.source = source
+        self.is_on_device = False
         self.held = Held(driver, owners)
         source.live += 1
         # what is held goes with the finalizer: it must live until the destroy has really happened
@@ -100,7 +109,28 @@ class ExecResource:
 
     def launches_on(self, stream: Any, handle: StreamHandle) -> None:
         """Notes where the next launches go; ``stream`` is held, to be asked about them."""
+        self.is_on_device = True
         self.held.launches_on(stream, handle)
+
+    def upload_first(self) -> None:
+        """Puts the executable on the device ahead of its first change; nothing where it is there.
+
+        CUDA gives one whose parameters are changed before that a form that stays slow for life: 5
+        to 18 % longer launches (docs/driver-notes.md). Where it cannot be uploaded it is changed
+        all the same, and the log says so.
+        """
+        if self.is_on_device:
+            return
+        try:
+            self.driver.upload_aside(self.handle)
+        except CudaError as error:
+            _log.warning(
+                "executable %#x: not uploaded ahead of its first change, so that its launches may "
+                "stay some 5 to 18 %% slower than those of a new one: %s",
+                self.handle,
+                error,
+            )
+        self.is_on_device = True
 
     def launches_have_run(self) -> None:
         """Notes that nothing launched up to now runs any more: owners need not wait for it."""

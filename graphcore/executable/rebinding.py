@@ -151,6 +151,7 @@ def _apply(
     known = None if key is None else current.known.find(after)
     if known is None:
         known = KnownVersion(executable._copy_with(found.params).resource, after)
+    executable._resource.upload_first()
     answer = executable.driver.update_exec(executable.handle, known.resource.handle)
     if answer.result is not UpdateResult.SUCCESS:
         return _anew(executable, known, found, refused or _words(known, answer), reinstantiate)
@@ -195,6 +196,8 @@ def _one_by_one(
     driver, handle, current = executable.driver, executable.handle, executable._current
     changes = [NodeChange(current.find(node), after, ()) for node, after in params.items()]
     done: list[NodeChange] = []
+    if changes:
+        executable._resource.upload_first()
     try:
         for change in changes:
             done.append(change)  # an interrupt leaves open whether the driver took it

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from graphcore.driver import Driver, active
 from graphcore.driver.pairing import Outline
-from graphcore.driver.records import ExecHandle, RawUpdate, UpdateResult
+from graphcore.driver.records import RawUpdate, UpdateResult
 from graphcore.errors import CacheTypeError, ConfigurationError, CudaError, LifecycleError
-from graphcore.executable.handles import MEMORY_KINDS, GraphResource
+from graphcore.executable.handles import MEMORY_KINDS, ExecResource, GraphResource
 from graphcore.graph.attributes import LaunchAttributes
 from graphcore.graph.diff import diff
 from graphcore.graph.nodes import NodeRecord
@@ -176,7 +176,7 @@ def check_new_graph(driver: Driver, graph: Any) -> None:
 
 
 def try_in_place(
-    driver: Driver, executable: ExecHandle, old: Version, new: Version, now: Now
+    driver: Driver, executable: ExecResource, old: Version, new: Version, now: Now
 ) -> Refusal | None:
     """Updates ``executable`` from ``old`` to ``new``; None, or why it has not been done.
 
@@ -195,7 +195,8 @@ def try_in_place(
         if trap is not None:
             return trap
     try:
-        answer = driver.update_exec(executable, new.resource.handle)
+        executable.upload_first()
+        answer = driver.update_exec(executable.handle, new.resource.handle)
     except CudaError as error:
         taken = _owned_memory_is_taken(error, new)
         if taken is None:

@@ -117,9 +117,7 @@ class UpdatableExec(GuardedExec):
         version = Version.of(graph, read_again=is_own)
         # the switch from here on to this graph is known where both are what they always are
         is_plain = not is_own and not self._current.changes()
-        refusal = try_in_place(
-            self.driver, self._resource.handle, before, version, self._current.snapshot
-        )
+        refusal = try_in_place(self.driver, self._resource, before, version, self._current.snapshot)
         replaced = successor = None
         if refusal is None:
             self._history.note_success()

@@ -215,6 +215,21 @@ def bound_launches_return_and_failures_are_raised_from_the_result():
     cuda.upload(executable, stream)
 
 
+def uploads_aside_go_to_one_stream_of_the_device():
+    cuda = driver()
+    first, second = (cuda.instantiate(cuda.create_graph()) for _ in range(2))
+    uploads = stub().stub_calls(b"cuGraphUpload")
+    cuda.upload_aside(first)
+    streams = stub().stub_calls(b"cuStreamCreateWithPriority")
+    cuda.upload_aside(second)
+    driver().upload_aside(first)
+    assert stub().stub_calls(b"cuGraphUpload") == uploads + 3
+    assert stub().stub_calls(b"cuStreamCreateWithPriority") == streams
+    assert cuda.own_streams() == (), "it is nobody's to capture or to close"
+    stub().stub_fail(b"cuGraphUpload", 2)
+    raises("CUDA_ERROR_OUT_OF_MEMORY", cuda.upload_aside, first)
+
+
 def a_loaded_cupy_is_used_for_launches_except_on_default_streams():
     class CUDARuntimeError(RuntimeError):
         status = 700

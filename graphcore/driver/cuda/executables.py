@@ -13,6 +13,7 @@ from graphcore.driver.cuda.check import ask, code_name, error_of
 from graphcore.driver.cuda.context import LAST_NAMED_STREAM, in_context
 from graphcore.driver.cuda.copies import to_memcpy, to_memset
 from graphcore.driver.cuda.nodes import NodeCalls, fill_kernel_node
+from graphcore.driver.cuda.streams import NON_BLOCKING
 from graphcore.driver.cuda.versions import EntryPoints, UpdateInfo, argument, cuda, result_of
 from graphcore.driver.kernel_update import CALL, KernelUpdate
 from graphcore.driver.records import (
@@ -109,6 +110,11 @@ class ExecutableCalls(NodeCalls):
     @in_context
     def upload(self, executable: ExecHandle, stream: StreamHandle) -> None:
         ask(cuda.cuGraphUpload, executable, stream)
+
+    @in_context
+    def upload_aside(self, executable: ExecHandle) -> None:
+        """As the protocol says, on one stream a device for the life of the process."""
+        ask(cuda.cuGraphUpload, executable, _stream_aside(self.device))
 
     @in_context
     def update_exec(self, executable: ExecHandle, graph: GraphHandle) -> RawUpdate:
@@ -231,6 +237,12 @@ def _instantiate_hint(code: Any, result: Any) -> str | None:
         return None  # a capture under way is the reason, and has a hint of its own
     name = str(getattr(result, "name", result)).removeprefix("CUDA_GRAPH_INSTANTIATE_")
     return f"instantiation result {name}"
+
+
+@functools.cache
+def _stream_aside(ordinal: int) -> Any:
+    """A stream of the device whose primary context is current; kept as that context is."""
+    return ask(cuda.cuStreamCreateWithPriority, NON_BLOCKING, 0)
 
 
 def _loaded_cupy_launch() -> Callable[[int, int], object] | None:

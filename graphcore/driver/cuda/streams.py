@@ -10,7 +10,7 @@ from graphcore.driver.cuda.context import LAST_NAMED_STREAM, CudaCalls, in_conte
 from graphcore.driver.cuda.versions import cuda
 from graphcore.driver.records import EventHandle, StreamHandle
 
-_NON_BLOCKING = int(cuda.CUstream_flags.CU_STREAM_NON_BLOCKING)
+NON_BLOCKING = int(cuda.CUstream_flags.CU_STREAM_NON_BLOCKING)
 _NO_TIMING = int(cuda.CUevent_flags.CU_EVENT_DISABLE_TIMING)
 _RECORD_EXTERNAL = int(cuda.CUevent_record_flags.CU_EVENT_RECORD_EXTERNAL)
 _WAIT_EXTERNAL = int(cuda.CUevent_wait_flags.CU_EVENT_WAIT_EXTERNAL)
@@ -25,7 +25,7 @@ class StreamCalls(CudaCalls):
 
     @in_context
     def create_stream(self, *, blocking: bool, priority: int = 0) -> StreamHandle:
-        flags = 0 if blocking else _NON_BLOCKING
+        flags = 0 if blocking else NON_BLOCKING
         stream = StreamHandle(int(ask(cuda.cuStreamCreateWithPriority, flags, priority)))
         self._own_streams[stream] = blocking
         return stream
@@ -56,7 +56,7 @@ class StreamCalls(CudaCalls):
         if _captures(stream):
             # the driver refuses too, and breaks the capture besides
             raise cuda_error("CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", "cuStreamGetFlags")
-        return not int(ask(cuda.cuStreamGetFlags, stream)) & _NON_BLOCKING
+        return not int(ask(cuda.cuStreamGetFlags, stream)) & NON_BLOCKING
 
     @in_context
     def stream_device(self, stream: StreamHandle) -> int:
