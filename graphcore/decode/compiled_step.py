@@ -1,0 +1,176 @@
+"""A decode step compiled by torch's inductor: what is captured has fewer and larger kernels.
+
+The whole step is one compiled region (choice, forward, logits), so that its small operations end in
+the model's kernels. Inductor's own graphs are off: the captured one is the only one. Products of
+one row with a matrix, which is what decoding one row does, become reductions that inductor fuses
+with what surrounds them (also with the gathering of experts' weights) instead of library calls.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import types
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from graphcore.decode.step import DecodeStep
+from graphcore.driver import Driver
+from graphcore.errors import CaptureError, ConfigurationError
+
+_log = logging.getLogger("graphcore")
+
+Compile = bool | Mapping[str, Any]
+"""True, or options of inductor as ``torch.compile(options=...)`` takes them; False: no compiling.
+
+With options, products stay what inductor makes of them.
+"""
+
+_no_graphs = {"triton.cudagraphs": False}
+
+
+def check_compile(compile: object, driver: Driver) -> None:
+    """Raises ConfigurationError where a step cannot be compiled on ``driver``, or by ``compile``."""
+    if not isinstance(compile, (bool, Mapping)):
+        raise ConfigurationError(
+            f"compile: expected a bool or a mapping of inductor's options, got {compile!r}"
+        )
+    if compile is False:
+        return
+    if driver.is_emulated:
+        raise ConfigurationError(
+            "compile: expected the cuda driver, got the emulated one, which records torch's "
+            "operations one by one and sees none of inductor's kernels"
+        )
+    if isinstance(compile, Mapping):
+        _check_options(compile)
+
+
+def _check_options(options: Mapping[str, Any]) -> None:
+    if options.get("triton.cudagraphs"):
+        raise ConfigurationError(
+            "compile: expected triton.cudagraphs to be off, got True: the captured graph cannot "
+            "hold another one's replay"
+        )
+    try:
+        torch._TorchCompileInductorWrapper("default", {**options, **_no_graphs}, False)
+    except RuntimeError as error:
+        raise ConfigurationError(f"compile: {error}") from error
+
+
+class CompiledStep:
+    """``step.run`` as one compiled function. The first call compiles, which takes seconds.
+
+    It belongs to one capture: whoever keeps the graph keeps it, since constants of the compiled
+    code are read by the graph's kernels.
+
+    Args:
+        step: What is compiled.
+        compile: True or options.
+    """
+
+    def __init__(self, step: DecodeStep, compile: Compile = True) -> None:
+        backend: Any = _fusing_inductor
+        options = None
+        if isinstance(compile, Mapping):
+            backend, options = "inductor", {**compile, **_no_graphs}
+        self._compiled = torch.compile(
+            _with_code_of_its_own(step.run),
+            fullgraph=True,
+            dynamic=False,
+            backend=backend,
+            options=options,
+        )
+        self._is_compiled = False
+
+    def run(self) -> None:
+        """One step.
+
+        Raises:
+            CaptureError: It cannot be compiled; the cause hangs on it.
+        """
+        start = time.perf_counter()
+        try:
+            self._compiled()
+        except torch._dynamo.exc.TorchDynamoException as error:
+            reason = str(error).strip().partition("\n")[0]
+            raise CaptureError(f"compile: the step could not be compiled: {reason}") from error
+        if not self._is_compiled:
+            self._is_compiled = True
+            _log.info("compiled the decode step in %.1f s", time.perf_counter() - start)
+
+
+def _with_code_of_its_own(run: Callable[[], None]) -> Callable[[], None]:
+    """A function that calls ``run``. Its code is an object of its own.
+
+    torch counts compilations by code object and refuses the ninth, though each is of another
+    runner's step.
+    """
+
+    def compiled_step() -> None:
+        run()
+
+    return types.FunctionType(
+        compiled_step.__code__.replace(),
+        compiled_step.__globals__,
+        closure=compiled_step.__closure__,
+    )
+
+
+# ---- inductor, with products of one row as reductions --------------------------------------------
+
+
+def _fusing_inductor(graph: Any, inputs: Sequence[Any], **_: Any) -> Any:
+    from torch._functorch import config as functorch_config
+    from torch._inductor.compile_fx import compile_fx
+
+    # that cache does not know the decompositions: it would give code that was made with others
+    with functorch_config.patch({"enable_autograd_cache": False}):
+        return compile_fx(
+            graph, inputs, config_patches=_no_graphs, decompositions=_decompositions()
+        )
+
+
+def _decompositions() -> dict[Any, Any]:
+    from torch._inductor.decomposition import select_decomp_table
+
+    table = dict(select_decomp_table())
+    aten = torch.ops.aten
+    for operation, product in (
+        (aten.mm.default, _mm),
+        (aten.addmm.default, _addmm),
+        (aten.bmm.default, _bmm),
+    ):
+        table[operation] = _first_of(product, table.get(operation))
+    return table
+
+
+def _first_of(product: Callable[..., Any], other: Callable[..., Any] | None) -> Any:
+    """``product``, and where it declines, what stood in the table before."""
+
+    def decomposed(*tensors: torch.Tensor, **options: Any) -> Any:
+        found = NotImplemented if options else product(*tensors)
+        if found is NotImplemented and other is not None:
+            found = other(*tensors, **options)
+        return found
+
+    return decomposed
+
+
+def _mm(left: torch.Tensor, right: torch.Tensor) -> Any:
+    if left.shape[0] != 1 and right.shape[1] != 1:
+        return NotImplemented
+    return (left.unsqueeze(2) * right.unsqueeze(0)).sum(dim=1)
+
+
+def _addmm(bias: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> Any:
+    product = _mm(left, right)
+    return product if product is NotImplemented else product + bias
+
+
+def _bmm(left: torch.Tensor, right: torch.Tensor) -> Any:
+    if left.shape[1] != 1 and right.shape[2] != 1:
+        return NotImplemented
+    return (left.unsqueeze(-1) * right.unsqueeze(1)).sum(dim=2)
