@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from graphcore.decode import transformers_compat as compat
+from graphcore.decode.compiled_step import Compile, CompiledStep
 from graphcore.decode.step import DecodeStep
 from graphcore.driver import Driver
 from graphcore.executable import Capture, Graph, GraphExec, capture
@@ -60,13 +61,16 @@ def capture_step(
     driver: Driver,
     *,
     on_legacy_work: LegacyWork = "error",
+    compile_how: Compile = False,
 ) -> CapturedStep:
     """Warms up and captures one step of ``step`` at the cache's position.
 
-    Cache, mirror and the step's tensors are afterwards as they were, also when this raises.
+    Cache, mirror and the step's tensors are afterwards as they were, also when this raises. A
+    compiled step is compiled by the warm-up; its nodes belong to no module.
 
     Raises:
-        CaptureError: The step does something a capture does not allow; names the Python line.
+        CaptureError: The step does something a capture does not allow; names the Python line. Or it
+            cannot be compiled.
     """
     model, cache = step.forward.model, step.forward.cache
     held = cache.seen_tokens
@@ -74,17 +78,24 @@ def capture_step(
     slot = cache.saved_slot(at)
     saved = step.saved()
     capturing = capture(driver=driver, on_legacy_work=on_legacy_work)
+    compiled = None if compile_how is False else CompiledStep(step, compile_how)
 
     def warm_up() -> None:
         cache.seek(at)
-        step.run()
+        (compiled or step).run()
 
     try:
         with torch.no_grad():
             capturing.warm_up(warm_up, _warmup_steps)
-            with capturing, _named_modules(capturing, model):
+            with capturing:
                 _keep(capturing, step)
-                step.run(capturing.annotate)
+                if compiled is None:
+                    with _named_modules(capturing, model):
+                        step.run(capturing.annotate)
+                else:  # hooks that name modules would make torch compile anew
+                    capturing.keep(compiled, "compiled step")
+                    with capturing.annotate("compiled step"):
+                        compiled.run()
     finally:  # the warm-up was waited for
         step.restore(saved)
         cache.restore_slot(at, slot)

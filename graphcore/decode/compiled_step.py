@@ -31,21 +31,21 @@ With options, products stay what inductor makes of them.
 _no_graphs = {"triton.cudagraphs": False}
 
 
-def check_compile(compile: object, driver: Driver) -> None:
-    """Raises ConfigurationError where a step cannot be compiled on ``driver``, or by ``compile``."""
-    if not isinstance(compile, (bool, Mapping)):
+def check_compile(how: object, driver: Driver) -> None:
+    """Raises ConfigurationError unless ``how`` is a :data:`Compile` that ``driver`` allows."""
+    if not isinstance(how, (bool, Mapping)):
         raise ConfigurationError(
-            f"compile: expected a bool or a mapping of inductor's options, got {compile!r}"
+            f"compile: expected a bool or a mapping of inductor's options, got {how!r}"
         )
-    if compile is False:
+    if how is False:
         return
     if driver.is_emulated:
         raise ConfigurationError(
             "compile: expected the cuda driver, got the emulated one, which records torch's "
             "operations one by one and sees none of inductor's kernels"
         )
-    if isinstance(compile, Mapping):
-        _check_options(compile)
+    if isinstance(how, Mapping):
+        _check_options(how)
 
 
 def _check_options(options: Mapping[str, Any]) -> None:
@@ -55,9 +55,13 @@ def _check_options(options: Mapping[str, Any]) -> None:
             "hold another one's replay"
         )
     try:
-        torch._TorchCompileInductorWrapper("default", {**options, **_no_graphs}, False)
+        torch.compile(_nothing, options={**options, **_no_graphs})  # looks at the options only
     except RuntimeError as error:
         raise ConfigurationError(f"compile: {error}") from error
+
+
+def _nothing() -> None:
+    """What is never called."""
 
 
 class CompiledStep:
@@ -68,14 +72,14 @@ class CompiledStep:
 
     Args:
         step: What is compiled.
-        compile: True or options.
+        how: True or options.
     """
 
-    def __init__(self, step: DecodeStep, compile: Compile = True) -> None:
+    def __init__(self, step: DecodeStep, how: Compile = True) -> None:
         backend: Any = _fusing_inductor
         options = None
-        if isinstance(compile, Mapping):
-            backend, options = "inductor", {**compile, **_no_graphs}
+        if isinstance(how, Mapping):
+            backend, options = "inductor", {**how, **_no_graphs}
         self._compiled = torch.compile(
             _with_code_of_its_own(step.run),
             fullgraph=True,
@@ -95,11 +99,18 @@ class CompiledStep:
         try:
             self._compiled()
         except torch._dynamo.exc.TorchDynamoException as error:
-            reason = str(error).strip().partition("\n")[0]
-            raise CaptureError(f"compile: the step could not be compiled: {reason}") from error
+            raise CaptureError(
+                f"compile: the step could not be compiled: {_reason(error)}"
+            ) from error
         if not self._is_compiled:
             self._is_compiled = True
             _log.info("compiled the decode step in %.1f s", time.perf_counter() - start)
+
+
+def _reason(error: Exception) -> str:
+    cause = getattr(error, "inner_exception", error)  # what a backend raised
+    first_line = str(cause).strip().partition("\n")[0]
+    return f"{type(cause).__name__}: {first_line}"
 
 
 def _with_code_of_its_own(run: Callable[[], None]) -> Callable[[], None]:

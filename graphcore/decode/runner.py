@@ -18,6 +18,7 @@ import torch
 from graphcore.decode import checks, prompt
 from graphcore.decode.cache_state import refuse_inside_capture
 from graphcore.decode.captured_step import CapturedStep, capture_step
+from graphcore.decode.compiled_step import Compile, check_compile
 from graphcore.decode.ending import EosIds, cut_after_end, end_ids
 from graphcore.decode.forward import DecoderForward
 from graphcore.decode.prompt import Prompt
@@ -55,6 +56,9 @@ class CUDAGraphAR(NotCopied):
         sampling: How a token is chosen; None: greedy.
         driver: Where the graph lives; None: the one for the model's device.
         capture: False decodes eagerly, with the same cache and the same step.
+        compile: True captures a step that torch compiled (cuda driver): fewer and larger kernels,
+            for seconds at the first prompt. Or options of inductor, as ``torch.compile`` takes
+            them; False: the model's own kernels.
         on_legacy_work: As of :func:`graphcore.capture`. "error": work of other threads on the
             legacy stream breaks the capture of the step. "ignore": it runs; for servers whose
             threads launch there, other runners' replays without a stream among them.
@@ -64,7 +68,7 @@ class CUDAGraphAR(NotCopied):
         CacheTypeError: A cache that is not static.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  (each is a choice of its own)
         self,
         model: Any,
         cache: Any = None,
@@ -74,6 +78,7 @@ class CUDAGraphAR(NotCopied):
         sampling: Sampling | None = None,
         driver: Driver | None = None,
         capture: bool = True,
+        compile: Compile = False,  # noqa: A002  (as published)
         on_legacy_work: LegacyWork = "error",
     ) -> None:
         refuse_inside_capture("CUDAGraphAR")
@@ -85,8 +90,10 @@ class CUDAGraphAR(NotCopied):
         self.cache = checks.cache_for(model, cache, max_seq_len, batch_size)
         self.driver = choose_driver(self.cache.position) if driver is None else driver
         checks.check_driver(self.driver, self.cache.device)
+        check_compile(compile, self.driver)
         self.captures = 0
         self._on_legacy_work = on_legacy_work
+        self._compile = compile
         forward = DecoderForward(model, self.cache)
         sampler = Sampler(
             sampling or Sampling.greedy(), forward.rows, forward.vocabulary, self.cache.device
@@ -383,7 +390,12 @@ class CUDAGraphAR(NotCopied):
             self._variants.close()
         found = self._variants.get(self._step.key)
         if found is None:
-            found = capture_step(self._step, self.driver, on_legacy_work=self._on_legacy_work)
+            found = capture_step(
+                self._step,
+                self.driver,
+                on_legacy_work=self._on_legacy_work,
+                compile_how=self._compile,
+            )
             self._variants.put(self._step.key, found)
             self.captures += 1
             _log.info("captured the decode step on driver %s", self.driver.name)
