@@ -16,6 +16,12 @@ from typing import Any
 import torch
 
 from graphcore.decode import checks, prompt
+from graphcore.decode.cache_binding import (
+    BindingRoute,
+    CacheBinding,
+    bind_variants,
+    layout_difference,
+)
 from graphcore.decode.cache_state import refuse_inside_capture
 from graphcore.decode.captured_step import CapturedStep, capture_step
 from graphcore.decode.compiled_step import Compile, check_compile
@@ -92,13 +98,12 @@ class CUDAGraphAR(NotCopied):
         checks.check_driver(self.driver, self.cache.device)
         check_compile(compile, self.driver)
         self.captures = 0
+        self.rebinds = 0
+        self.last_binding: CacheBinding | None = None
         self._on_legacy_work = on_legacy_work
         self._compile = compile
-        forward = DecoderForward(model, self.cache)
-        sampler = Sampler(
-            sampling or Sampling.greedy(), forward.rows, forward.vocabulary, self.cache.device
-        )
-        self._step = DecodeStep(forward, sampler)
+        self._sampling = sampling or Sampling.greedy()
+        self._step = self._step_for(self.cache)
         self._variants = Variants()
         self._captured: CapturedStep | None = None
         self._eager_because = None if capture else "capture=False"
@@ -110,6 +115,12 @@ class CUDAGraphAR(NotCopied):
         self._limit = -1
         self._disarm("expected a prompt first: call capture(input_ids)")
         self.cache.watch(self)
+
+    def _step_for(self, cache: StaticKVCache) -> DecodeStep:
+        """A step with buffers of its own for caches of the layout of ``cache``."""
+        forward = DecoderForward(self.model, cache)
+        sampler = Sampler(self._sampling, forward.rows, forward.vocabulary, cache.device)
+        return DecodeStep(forward, sampler)
 
     # ---- what it holds --------------------------------------------------------------------------
 
@@ -168,7 +179,11 @@ class CUDAGraphAR(NotCopied):
     # ---- capture and replay ---------------------------------------------------------------------
 
     def capture(
-        self, input_ids: torch.Tensor, *, attention_mask: torch.Tensor | None = None
+        self,
+        input_ids: torch.Tensor,
+        *,
+        attention_mask: torch.Tensor | None = None,
+        cache: StaticKVCache | None = None,
     ) -> None:
         """Forwards a prompt behind what the cache holds, and captures the step the first time.
 
@@ -180,6 +195,7 @@ class CUDAGraphAR(NotCopied):
             input_ids: int64 ``[batch, tokens]`` on the model's device.
             attention_mask: As a tokenizer gives it; all ones: prompts of one batch have the same
                 length in this version.
+            cache: Another cache, taken over first as by :meth:`use`.
 
         Raises:
             ConfigurationError: An empty prompt, a wrong shape, dtype, device, batch or id, padding;
@@ -188,9 +204,47 @@ class CUDAGraphAR(NotCopied):
             CaptureError: The step cannot be captured; the cache is as before.
             LifecycleError: The runner is closed.
         """
-        checked = self._checked_prompt("capture()", input_ids, attention_mask)
+        checked = self._checked_prompt("capture()", input_ids, attention_mask, cache)
         prompt.check_prompt_fits(self.cache, self.cache.seen_tokens, checked.length)
         self._begin(checked)
+
+    def use(self, cache: StaticKVCache) -> CacheBinding:
+        """Works on another cache from now on, and lets go of the one before.
+
+        Where it has the same layout (batch, capacity, dtype, heads), captured graphs are rebound to
+        its buffers; otherwise they are given back and the next prompt captures again, with other
+        static outputs (``token``, ``logits``). What was done and why is returned, kept as
+        ``last_binding`` and logged at INFO. What the cache holds stays: :meth:`capture` continues
+        behind it, and so does ``replay(token)`` where a graph is there. The other cache keeps its
+        contents. To serve several sizes, use :class:`DecodeBuckets`.
+
+        Waits for the launches before, so that nothing here keeps the old cache's memory.
+
+        Raises:
+            ConfigurationError, CacheTypeError: As at construction; nothing was changed.
+            CaptureError: Inside a capture.
+            LifecycleError: The runner is closed.
+        """
+        self._refuse_closed("use()")
+        refuse_inside_capture("use()")
+        if cache is self.cache:
+            self.last_binding = CacheBinding(BindingRoute.SAME, "it is the runner's cache")
+            return self.last_binding
+        cache = checks.cache_for(self.model, cache, None, None)
+        difference = layout_difference(self.cache, cache)
+        step = self._step if difference is None else self._step_for(cache)
+        self._disarm("the last change of caches failed: capture a prompt")
+        self._generation += 1
+        binding = bind_variants(self._variants, difference, cache)
+        try:
+            self._move_to(cache, step)
+        except BaseException:
+            self._move_to(cache, step)  # an interrupt must not leave two caches in use
+            raise
+        self.rebinds += binding.rebound
+        self.last_binding = binding
+        _log.info("the runner works on another cache: %s", binding)
+        return binding
 
     def replay(self, token: int | torch.Tensor | None = None) -> torch.Tensor:
         """Decodes one token.
@@ -227,7 +281,7 @@ class CUDAGraphAR(NotCopied):
             raise
         return self._token
 
-    def generate(
+    def generate(  # noqa: PLR0913  (each is a choice of its own)
         self,
         input_ids: torch.Tensor,
         max_new_tokens: int,
@@ -238,6 +292,7 @@ class CUDAGraphAR(NotCopied):
         num_beams: int = 1,
         poll_every: int = 16,
         keep_cache: bool = False,
+        cache: StaticKVCache | None = None,
     ) -> torch.Tensor:
         """Decodes up to ``max_new_tokens``, as transformers' greedy ``generate`` does.
 
@@ -253,6 +308,7 @@ class CUDAGraphAR(NotCopied):
             poll_every: Steps between two looks at whether all rows have finished; a look waits for
                 the device.
             keep_cache: Continue behind what the cache holds, instead of emptying it first.
+            cache: Another cache, taken over first as by :meth:`use`.
 
         Returns:
             int64 ``[batch, prompt + new]``, a tensor of its own.
@@ -263,7 +319,7 @@ class CUDAGraphAR(NotCopied):
         """
         checks.check_beams(num_beams)
         check_positive("poll_every", poll_every)
-        checked = self._checked_prompt("generate()", input_ids, attention_mask)
+        checked = self._checked_prompt("generate()", input_ids, attention_mask, cache)
         ends = end_ids(self.model, eos_token_id, pad_token_id)
         start = self._start(checked, max_new_tokens, *ends, keep_cache=keep_cache)
         for count in range(1, max_new_tokens + 1):
@@ -283,6 +339,7 @@ class CUDAGraphAR(NotCopied):
         *,
         attention_mask: torch.Tensor | None = None,
         keep_cache: bool = False,
+        cache: StaticKVCache | None = None,
     ) -> Iterator[torch.Tensor]:
         """As :meth:`generate`, one token at a time.
 
@@ -293,7 +350,7 @@ class CUDAGraphAR(NotCopied):
             An iterator of int64 ``[batch]`` on the host, each a tensor of its own. It ends after
             ``max_new_tokens``, or once all rows have finished.
         """
-        checked = self._checked_prompt("stream()", input_ids, attention_mask)
+        checked = self._checked_prompt("stream()", input_ids, attention_mask, cache)
         ends = end_ids(self.model, eos_token_id, pad_token_id)
         self._start(checked, max_new_tokens, *ends, keep_cache=keep_cache)
         return self._tokens(max_new_tokens, ends[0], self._generation)
@@ -337,6 +394,19 @@ class CUDAGraphAR(NotCopied):
         self._may_force = can_force
 
     # ---- inside ---------------------------------------------------------------------------------
+
+    def _move_to(self, cache: StaticKVCache, step: DecodeStep) -> None:
+        """Exchanges cache and step for good; may be done twice."""
+        self.cache.unwatch(self)
+        step.use(cache)
+        self._step, self._token = step, step.token
+        self.cache, self._state = cache, cache._state
+        cache.watch(self)
+        self._variants.stale = None
+        self._captured = self._variants.get(step.key)
+        can_continue = self._captured is not None or self._eager_reason() is not None
+        self._disarm("the runner was given another cache: expected a prompt")
+        self._may_force = can_continue and step.has_logits
 
     def _eager_reason(self) -> str | None:
         if os.environ.get("GRAPHCORE_DISABLE") == "1":
@@ -420,14 +490,23 @@ class CUDAGraphAR(NotCopied):
             self._step.run()
 
     def _checked_prompt(
-        self, caller: str, input_ids: torch.Tensor, attention_mask: torch.Tensor | None
+        self,
+        caller: str,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        cache: StaticKVCache | None,
     ) -> Prompt:
-        if self._closed:
-            raise LifecycleError(f"{caller}: expected an open runner, the runner is closed")
+        self._refuse_closed(caller)
         refuse_inside_capture(caller)
+        if cache is not None:
+            self.use(cache)
         self.cache.check_buffers()
         checks.check_training(self.model)
         return prompt.check_prompt(self.model, self.cache, input_ids, attention_mask)
+
+    def _refuse_closed(self, caller: str) -> None:
+        if self._closed:
+            raise LifecycleError(f"{caller}: expected an open runner, the runner is closed")
 
     def _checked_seen(self) -> int:
         """The number of held tokens, if one more may be decoded."""
