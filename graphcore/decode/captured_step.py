@@ -8,7 +8,7 @@ graph owns.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from itertools import chain
 from typing import Any
@@ -17,22 +17,45 @@ import torch
 
 from graphcore.decode import transformers_compat as compat
 from graphcore.decode.compiled_step import Compile, CompiledStep
+from graphcore.decode.one_launch import OneLaunch
 from graphcore.decode.step import DecodeStep
 from graphcore.driver import Driver
 from graphcore.executable import Capture, Graph, GraphExec, capture
 from graphcore.executable.capture_options import LegacyWork
-from graphcore.executable.rebinding import RebindOutcome
 from graphcore.interop.torch import annotate_modules
 
 _warmup_steps = 2
 
 
 class CapturedStep:
-    """Graph and executable of one decode step; owns both."""
+    """Graph and executable of one decode step, and its loop once that was asked for; owns them."""
 
     def __init__(self, graph: Graph, executable: GraphExec) -> None:
         self.graph = graph
         self.executable = executable
+        self._loop: OneLaunch | None = None
+
+    def in_one_launch(self, step: DecodeStep) -> OneLaunch:
+        """The loop that decodes a generation in one launch; made the first time.
+
+        Args:
+            step: What was captured.
+
+        Raises:
+            PlanError, CudaError: As :class:`OneLaunch`.
+        """
+        if self._loop is None:
+            capacity = step.forward.cache.max_seq_len
+            self._loop = OneLaunch(
+                self.graph, step.token, step.finished, capacity, self.graph.driver
+            )
+        return self._loop
+
+    def mark_stale(self, how: str, name: str) -> None:
+        """A captured buffer was replaced: every launch raises StaleGraphError, naming it."""
+        self.executable.mark_stale(how, name)
+        if self._loop is not None:
+            self._loop.mark_stale(how, name)
 
     def what_changed(self, model: Any, named: Iterable[tuple[str, torch.Tensor]]) -> str | None:
         """The first thing the step would use now that is not what the graph uses; None: nothing.
@@ -51,26 +74,11 @@ class CapturedStep:
             (f"{name}: another tensor" for name, tensor in now if id(tensor) not in known), None
         )
 
-    def rebind(self, buffers: Mapping[str, torch.Tensor]) -> RebindOutcome:
-        """Makes the step work on other ``buffers``, by the names that were given at capture.
-
-        Waits for the launches before, so that the old buffers are free at once.
-
-        Raises:
-            GraphcoreError: The graph cannot be rebound; it is as before, or only fit to be closed.
-        """
-        fence = self.executable.fence()
-        if fence is not None:
-            fence.wait()
-        outcome = self.executable.rebind(buffers, allow_unused=True)
-        # the graph of before keeps the old buffers
-        before, self.graph = self.graph, self.executable.graph
-        if before is not self.graph:
-            before.close()
-        return outcome
-
     def close(self) -> None:
-        """Gives both back."""
+        """Gives all back."""
+        loop, self._loop = self._loop, None
+        if loop is not None:
+            loop.close()
         self.executable.close()
         self.graph.close()
 

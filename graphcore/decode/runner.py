@@ -9,28 +9,22 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
 import torch
 
 from graphcore.decode import checks, prompt
-from graphcore.decode.cache_binding import (
-    BindingRoute,
-    CacheBinding,
-    bind_variants,
-    layout_difference,
-)
-from graphcore.decode.cache_state import refuse_inside_capture
+from graphcore.decode.cache_state import is_capturing, refuse_inside_capture
 from graphcore.decode.captured_step import CapturedStep, capture_step
 from graphcore.decode.compiled_step import Compile, check_compile
-from graphcore.decode.ending import EosIds, cut_after_end, end_ids
+from graphcore.decode.flight import Flight
 from graphcore.decode.forward import DecoderForward
+from graphcore.decode.generating import Generating
 from graphcore.decode.prompt import Prompt
 from graphcore.decode.sampler import Sampler
 from graphcore.decode.sampling import Sampling
-from graphcore.decode.sizes import check_positive
 from graphcore.decode.static_cache import StaticKVCache
 from graphcore.decode.step import DecodeStep
 from graphcore.decode.variants import Variants
@@ -45,12 +39,13 @@ from graphcore.resources.fingerprint import Fingerprint
 _log = logging.getLogger("graphcore")
 
 
-class CUDAGraphAR(NotCopied):
+class CUDAGraphAR(Generating, NotCopied):
     """Autoregressive decoding of a decoder-only transformers model through one captured graph.
 
     ``capture(input_ids)`` forwards a prompt and captures the step; each ``replay()`` after it
-    returns the next token. ``generate`` and ``stream`` do all of it. Call order that makes no sense
-    raises :class:`LifecycleError`; ``close()`` is final.
+    returns the next token. ``generate`` and ``stream`` do all of it, ``generate_in_one_launch`` and
+    ``stream_in_one_launch`` with one launch. Call order that makes no sense raises
+    :class:`LifecycleError`; ``close()`` is final.
 
     Args:
         model: A transformers causal language model on one device; in training mode only where that
@@ -98,16 +93,18 @@ class CUDAGraphAR(NotCopied):
         checks.check_driver(self.driver, self.cache.device)
         check_compile(compile, self.driver)
         self.captures = 0
-        self.rebinds = 0
-        self.last_binding: CacheBinding | None = None
         self._on_legacy_work = on_legacy_work
         self._compile = compile
-        self._sampling = sampling or Sampling.greedy()
-        self._step = self._step_for(self.cache)
+        forward = DecoderForward(model, self.cache)
+        sampler = Sampler(
+            sampling or Sampling.greedy(), forward.rows, forward.vocabulary, self.cache.device
+        )
+        self._step = DecodeStep(forward, sampler)
         self._variants = Variants()
         self._captured: CapturedStep | None = None
         self._eager_because = None if capture else "capture=False"
         self._state = self.cache._state
+        self._flight = Flight(self._state)
         self._token = self._step.token
         self._generation = 0
         self._closed = False
@@ -115,12 +112,6 @@ class CUDAGraphAR(NotCopied):
         self._limit = -1
         self._disarm("expected a prompt first: call capture(input_ids)")
         self.cache.watch(self)
-
-    def _step_for(self, cache: StaticKVCache) -> DecodeStep:
-        """A step with buffers of its own for caches of the layout of ``cache``."""
-        forward = DecoderForward(self.model, cache)
-        sampler = Sampler(self._sampling, forward.rows, forward.vocabulary, cache.device)
-        return DecodeStep(forward, sampler)
 
     # ---- what it holds --------------------------------------------------------------------------
 
@@ -179,11 +170,7 @@ class CUDAGraphAR(NotCopied):
     # ---- capture and replay ---------------------------------------------------------------------
 
     def capture(
-        self,
-        input_ids: torch.Tensor,
-        *,
-        attention_mask: torch.Tensor | None = None,
-        cache: StaticKVCache | None = None,
+        self, input_ids: torch.Tensor, *, attention_mask: torch.Tensor | None = None
     ) -> None:
         """Forwards a prompt behind what the cache holds, and captures the step the first time.
 
@@ -195,7 +182,6 @@ class CUDAGraphAR(NotCopied):
             input_ids: int64 ``[batch, tokens]`` on the model's device.
             attention_mask: As a tokenizer gives it; all ones: prompts of one batch have the same
                 length in this version.
-            cache: Another cache, taken over first as by :meth:`use`.
 
         Raises:
             ConfigurationError: An empty prompt, a wrong shape, dtype, device, batch or id, padding;
@@ -204,47 +190,9 @@ class CUDAGraphAR(NotCopied):
             CaptureError: The step cannot be captured; the cache is as before.
             LifecycleError: The runner is closed.
         """
-        checked = self._checked_prompt("capture()", input_ids, attention_mask, cache)
+        checked = self._checked_prompt("capture()", input_ids, attention_mask)
         prompt.check_prompt_fits(self.cache, self.cache.seen_tokens, checked.length)
         self._begin(checked)
-
-    def use(self, cache: StaticKVCache) -> CacheBinding:
-        """Works on another cache from now on, and lets go of the one before.
-
-        Where it has the same layout (batch, capacity, dtype, heads), captured graphs are rebound to
-        its buffers; otherwise they are given back and the next prompt captures again, with other
-        static outputs (``token``, ``logits``). What was done and why is returned, kept as
-        ``last_binding`` and logged at INFO. What the cache holds stays: :meth:`capture` continues
-        behind it, and so does ``replay(token)`` where a graph is there. The other cache keeps its
-        contents. To serve several sizes, use :class:`DecodeBuckets`.
-
-        Waits for the launches before, so that nothing here keeps the old cache's memory.
-
-        Raises:
-            ConfigurationError, CacheTypeError: As at construction; nothing was changed.
-            CaptureError: Inside a capture.
-            LifecycleError: The runner is closed.
-        """
-        self._refuse_closed("use()")
-        refuse_inside_capture("use()")
-        if cache is self.cache:
-            self.last_binding = CacheBinding(BindingRoute.SAME, "it is the runner's cache")
-            return self.last_binding
-        cache = checks.cache_for(self.model, cache, None, None)
-        difference = layout_difference(self.cache, cache)
-        step = self._step if difference is None else self._step_for(cache)
-        self._disarm("the last change of caches failed: capture a prompt")
-        self._generation += 1
-        binding = bind_variants(self._variants, difference, cache)
-        try:
-            self._move_to(cache, step)
-        except BaseException:
-            self._move_to(cache, step)  # an interrupt must not leave two caches in use
-            raise
-        self.rebinds += binding.rebound
-        self.last_binding = binding
-        _log.info("the runner works on another cache: %s", binding)
-        return binding
 
     def replay(self, token: int | torch.Tensor | None = None) -> torch.Tensor:
         """Decodes one token.
@@ -281,89 +229,19 @@ class CUDAGraphAR(NotCopied):
             raise
         return self._token
 
-    def generate(  # noqa: PLR0913  (each is a choice of its own)
-        self,
-        input_ids: torch.Tensor,
-        max_new_tokens: int,
-        eos_token_id: EosIds = None,
-        pad_token_id: int | None = None,
-        *,
-        attention_mask: torch.Tensor | None = None,
-        num_beams: int = 1,
-        poll_every: int = 16,
-        keep_cache: bool = False,
-        cache: StaticKVCache | None = None,
-    ) -> torch.Tensor:
-        """Decodes up to ``max_new_tokens``, as transformers' greedy ``generate`` does.
-
-        Args:
-            input_ids: int64 ``[batch, tokens]`` on the model's device.
-            max_new_tokens: At least 1; prompt and new tokens must fit.
-            eos_token_id: Ids that end a row; None: what the model's generation config says; an
-                empty sequence: nothing ends a row.
-            pad_token_id: What a finished row repeats; None: the generation config's, else the
-                first end-of-sequence id.
-            attention_mask: As in :meth:`capture`.
-            num_beams: Only 1; beam search is refused.
-            poll_every: Steps between two looks at whether all rows have finished; a look waits for
-                the device.
-            keep_cache: Continue behind what the cache holds, instead of emptying it first.
-            cache: Another cache, taken over first as by :meth:`use`.
-
-        Returns:
-            int64 ``[batch, prompt + new]``, a tensor of its own.
-
-        Raises:
-            ConfigurationError, CapacityError, CaptureError, LifecycleError: As :meth:`capture`;
-                nothing was launched.
-        """
-        checks.check_beams(num_beams)
-        check_positive("poll_every", poll_every)
-        checked = self._checked_prompt("generate()", input_ids, attention_mask, cache)
-        ends = end_ids(self.model, eos_token_id, pad_token_id)
-        start = self._start(checked, max_new_tokens, *ends, keep_cache=keep_cache)
-        for count in range(1, max_new_tokens + 1):
-            self.replay()
-            if ends[0] and count % poll_every == 0 and bool(self._step.finished.all()):
-                break
-        self._step.set_eos((), 0)
-        decoded = self._step.history[:, start : self.cache.seen_tokens].clone()
-        return cut_after_end(decoded, checked.length, ends[0])
-
-    def stream(
-        self,
-        input_ids: torch.Tensor,
-        max_new_tokens: int,
-        eos_token_id: EosIds = None,
-        pad_token_id: int | None = None,
-        *,
-        attention_mask: torch.Tensor | None = None,
-        keep_cache: bool = False,
-        cache: StaticKVCache | None = None,
-    ) -> Iterator[torch.Tensor]:
-        """As :meth:`generate`, one token at a time.
-
-        Checks, prompt and capture happen in this call; each ``next`` decodes one token and waits
-        for it. ``int(ids)`` is the id where the batch is 1.
-
-        Returns:
-            An iterator of int64 ``[batch]`` on the host, each a tensor of its own. It ends after
-            ``max_new_tokens``, or once all rows have finished.
-        """
-        checked = self._checked_prompt("stream()", input_ids, attention_mask, cache)
-        ends = end_ids(self.model, eos_token_id, pad_token_id)
-        self._start(checked, max_new_tokens, *ends, keep_cache=keep_cache)
-        return self._tokens(max_new_tokens, ends[0], self._generation)
-
     def close(self) -> None:
         """Gives graph and executable back; final. The cache and the model stay the caller's."""
         if self._closed:
             return
         self._closed = True
-        self._disarm("the runner is closed")
-        self.cache.unwatch(self)
-        self._captured = None
-        self._variants.close()
+        try:
+            if not is_capturing():  # otherwise what runs is asked to stop, and given back behind it
+                self._end_flight()
+        finally:
+            self._disarm("the runner is closed")
+            self.cache.unwatch(self)
+            self._captured = None
+            self._variants.close()
 
     def __enter__(self) -> CUDAGraphAR:
         return self
@@ -390,46 +268,16 @@ class CUDAGraphAR(NotCopied):
     def cache_was_emptied(self, reason: str) -> None:
         """The logits belong to nothing any more; a forced token may continue from here."""
         can_force = self._step.has_logits
+        self._flight.stop()
         self._disarm(f"{reason}: expected a prompt, or a forced token")
         self._may_force = can_force
 
     # ---- inside ---------------------------------------------------------------------------------
 
-    def _move_to(self, cache: StaticKVCache, step: DecodeStep) -> None:
-        """Exchanges cache and step for good; may be done twice."""
-        self.cache.unwatch(self)
-        step.use(cache)
-        self._step, self._token = step, step.token
-        self.cache, self._state = cache, cache._state
-        cache.watch(self)
-        self._variants.stale = None
-        self._captured = self._variants.get(step.key)
-        can_continue = self._captured is not None or self._eager_reason() is not None
-        self._disarm("the runner was given another cache: expected a prompt")
-        self._may_force = can_continue and step.has_logits
-
     def _eager_reason(self) -> str | None:
         if os.environ.get("GRAPHCORE_DISABLE") == "1":
             return "GRAPHCORE_DISABLE=1"
         return self._eager_because
-
-    def _start(
-        self,
-        checked: Prompt,
-        max_new_tokens: int,
-        eos: tuple[int, ...],
-        pad: int,
-        *,
-        keep_cache: bool,
-    ) -> int:
-        """Checks the budget, then forwards the checked prompt; the slot of its first token."""
-        start = self.cache.seen_tokens if keep_cache else 0
-        prompt.check_budget(self.cache, start, checked.length, max_new_tokens)
-        if not keep_cache:
-            self.cache.reset()
-        self._begin(checked)
-        self._step.set_eos(eos, pad)
-        return start
 
     def _begin(self, checked: Prompt) -> None:
         """Forwards a checked prompt, captures if need be, and arms ``replay``."""
@@ -490,26 +338,19 @@ class CUDAGraphAR(NotCopied):
             self._step.run()
 
     def _checked_prompt(
-        self,
-        caller: str,
-        input_ids: torch.Tensor,
-        attention_mask: torch.Tensor | None,
-        cache: StaticKVCache | None,
+        self, caller: str, input_ids: torch.Tensor, attention_mask: torch.Tensor | None
     ) -> Prompt:
-        self._refuse_closed(caller)
+        if self._closed:
+            raise LifecycleError(f"{caller}: expected an open runner, the runner is closed")
         refuse_inside_capture(caller)
-        if cache is not None:
-            self.use(cache)
+        self._end_flight()
         self.cache.check_buffers()
         checks.check_training(self.model)
         return prompt.check_prompt(self.model, self.cache, input_ids, attention_mask)
 
-    def _refuse_closed(self, caller: str) -> None:
-        if self._closed:
-            raise LifecycleError(f"{caller}: expected an open runner, the runner is closed")
-
     def _checked_seen(self) -> int:
         """The number of held tokens, if one more may be decoded."""
+        self._end_flight()
         if self._limit < 0:
             raise LifecycleError(f"replay: {self._why_not}")
         seen = self.cache.seen_tokens
@@ -521,6 +362,7 @@ class CUDAGraphAR(NotCopied):
         return seen
 
     def _replay_forced(self, token: int | torch.Tensor) -> torch.Tensor:
+        self._end_flight()
         if self._limit < 0 and self._may_force:
             self._arm()
         self._checked_seen()
@@ -545,23 +387,6 @@ class CUDAGraphAR(NotCopied):
         if position != seen:
             # K and V are written and the position moved, but the logits may be half done
             self._disarm("the last step was interrupted: capture a prompt, or generate")
-
-    def _tokens(
-        self, max_new_tokens: int, eos: tuple[int, ...], generation: int
-    ) -> Iterator[torch.Tensor]:
-        finished = torch.zeros(self.cache.batch_size, dtype=torch.bool)
-        ends = torch.tensor(eos, dtype=torch.int64)
-        for _ in range(max_new_tokens):
-            if generation != self._generation:
-                raise LifecycleError("stream: another generation has begun on this runner")
-            ids = self.replay().to("cpu", copy=True)
-            yield ids
-            finished |= torch.isin(ids, ends)
-            if bool(finished.all()):
-                break
-        # not in a finally: a forgotten iterator may be collected while something is captured
-        if generation == self._generation:
-            self._step.set_eos((), 0)
 
 
 def _rewind(cache: StaticKVCache, start: int, error: BaseException) -> None:

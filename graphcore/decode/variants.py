@@ -7,7 +7,7 @@ changes, all variants are given back.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable
 
 import torch
 
@@ -26,9 +26,6 @@ class Variants:
     def __len__(self) -> int:
         return len(self._steps)
 
-    def __iter__(self) -> Iterator[CapturedStep]:
-        return iter(self._steps.values())
-
     def get(self, key: Key) -> CapturedStep | None:
         """The variant of ``key``; None where it was not captured, or any is stale."""
         return None if self.stale else self._steps.get(key)
@@ -42,7 +39,7 @@ class Variants:
         if self._steps:
             self.stale = f"{name}: {how}"
         for step in self._steps.values():
-            step.executable.mark_stale(how, name)
+            step.mark_stale(how, name)
 
     def look(self, named: Callable[[], Iterable[tuple[str, torch.Tensor]]], model: object) -> None:
         """Finds out whether a variant uses what the step would not use now."""

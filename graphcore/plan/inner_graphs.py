@@ -1,4 +1,4 @@
-"""Graphs inside a plan's graph: what CUDA embeds, and copies that a conditional body can hold."""
+"""Graphs inside a plan's graph: what CUDA embeds, and forms of them that a body can hold."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from graphcore.driver.records import (
     GraphHandle,
     MemcpyParams,
     MemoryKind,
+    MemsetParams,
     NodeHandle,
     NodeKind,
 )
@@ -23,6 +24,8 @@ from graphcore.plan.lowering import Lowering
 from graphcore.resources.tensors import TensorRef
 
 _NOT_IN_A_CHILD = (NodeKind.ALLOC, NodeKind.FREE, NodeKind.CONDITIONAL)
+# captured elsewhere they carry the context of their capture, and a body takes one context only
+_MADE_ANEW = (NodeKind.MEMCPY, NodeKind.MEMSET)
 _NOT_IN_A_BODY = (NodeKind.HOST, NodeKind.EVENT_RECORD, NodeKind.EVENT_WAIT)
 
 
@@ -47,44 +50,48 @@ def embeddable(graph: Any, driver: Driver) -> Graph:
 def without_copies(graph: GraphHandle, lowering: Lowering) -> GraphResource | None:
     """A copy of ``graph`` for a conditional body, its memcpy nodes done by kernels.
 
-    CUDA refuses memcpy nodes in a body that were captured elsewhere. None where ``graph`` has none
-    and can be embedded as it is.
+    CUDA refuses memcpy nodes in a body that were captured elsewhere. Memset nodes are made anew, by
+    the driver of the body. None where ``graph`` has neither and can be embedded as it is.
 
     Raises:
         PlanError: Nodes that no body holds, or copies and no kernel for them.
     """
     driver = lowering.binding.driver
     _refuse(driver, graph, _NOT_IN_A_BODY, "a conditional body")
-    if not _has_copies(driver, graph):
+    if not _has_any(driver, graph):
         return None
     copy = GraphResource(driver, driver.clone_graph(graph), owned=True)
-    _replace_copies(copy.handle, lowering)
+    _replace(copy.handle, lowering)
     return copy
 
 
-def _has_copies(driver: Driver, graph: GraphHandle) -> bool:
+def _has_any(driver: Driver, graph: GraphHandle) -> bool:
     for node in driver.nodes(graph):
         inner = _child_of(driver, node)
-        if driver.node_kind(node) is NodeKind.MEMCPY or (inner and _has_copies(driver, inner)):
+        if driver.node_kind(node) in _MADE_ANEW or (inner and _has_any(driver, inner)):
             return True
     return False
 
 
-def _replace_copies(graph: GraphHandle, lowering: Lowering) -> None:
+def _replace(graph: GraphHandle, lowering: Lowering) -> None:
     driver = lowering.binding.driver
     edges = driver.edges(graph)
     replaced: dict[NodeHandle, NodeHandle] = {}
     for node in driver.nodes(graph):
         inner = _child_of(driver, node)
         if inner is not None:
-            _replace_copies(inner, lowering)
+            _replace(inner, lowering)
         params = driver.node_params(node)
-        if params.kind is not NodeKind.MEMCPY:
+        if params.kind not in _MADE_ANEW:
             continue
-        if not isinstance(params, MemcpyParams):
-            raise PlanError("a copy of CUDA arrays: no kernel does it, so no body can hold it")
-        dst, src = (_bytes_of(side, params, driver) for side in (params.dst, params.src))
-        replaced[node] = driver.add_node(graph, (), lowering.copied_by_kernel(dst, src))
+        if isinstance(params, MemcpyParams):
+            dst, src = (_bytes_of(side, params, driver) for side in (params.dst, params.src))
+            params = lowering.copied_by_kernel(dst, src)
+        elif not isinstance(params, MemsetParams):
+            raise PlanError(
+                "a copy or fill of CUDA arrays: no kernel does it, so no body can hold it"
+            )
+        replaced[node] = driver.add_node(graph, (), params)
     driver.add_edges(
         graph,
         [

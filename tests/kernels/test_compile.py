@@ -7,6 +7,7 @@ import re
 import pytest
 from graphcore_kernels._module import read_source
 from graphcore_kernels.copy_plan import CopyClass, CopyForm, CopyLayout
+from graphcore_kernels.decode_loop import begin_decode_loop, end_decode_step
 from graphcore_kernels.strided_copy import copy_kernel
 
 ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120")
@@ -70,6 +71,31 @@ def test_strided_copy_compiles_with_every_kernel_and_no_spill(nvrtc, architectur
     assert {name for name in NAMES if name.encode() + b"\0" in cubin} == NAMES
     usage = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+)", log)
     assert usage == [("0", "0", "0")] * len(NAMES)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_the_decode_loop_compiles_without_a_spill_and_calls_the_setter_of_conditions(
+    nvrtc, architecture
+):
+    code, cubin, log = compile_source(
+        nvrtc, read_source("decode_loop.cu"), f"-arch={architecture}", "-Xptxas=-v"
+    )
+    assert code == 0, log
+    assert "warning" not in log
+    for kernel in (begin_decode_loop, end_decode_step):
+        assert kernel.name.encode() + b"\0" in cubin
+    usage = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+)", log)
+    assert usage
+    assert set(usage) == {("0", "0", "0")}
+
+
+@pytest.mark.parametrize("kernel", [begin_decode_loop, end_decode_step], ids=lambda k: k.name)
+def test_the_decode_loop_has_the_parameters_that_its_signature_says(nvrtc, kernel):
+    code, ptx, log = compile_source(nvrtc, read_source("decode_loop.cu"), "-arch=compute_90")
+    assert code == 0, log
+    entries = dict(re.findall(r"\.entry (\w+)\((.*?)\)", ptx.decode(), re.DOTALL))
+    sizes = [parameter_size(text) for text in entries[kernel.name].split(",")]
+    assert sizes == [parameter.size for parameter in kernel.parameters]
 
 
 def test_a_spill_would_be_seen_in_the_log(nvrtc):

@@ -1,0 +1,106 @@
+"""Flight: the launch that decodes a whole generation now, if there is one.
+
+While it runs, the device alone knows the position: the host mirror is unknown, and is read once
+when the flight ends. Whoever uses the runner next ends it first, so that a generation that was
+interrupted or forgotten harms nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from graphcore.decode.cache_state import CacheState
+from graphcore.decode.one_launch import OneLaunch
+from graphcore.errors import CaptureError, LifecycleError
+
+
+class Flight:
+    """At most one running launch. Not locked.
+
+    Args:
+        state: Of the cache whose position the launch moves.
+    """
+
+    def __init__(self, state: CacheState) -> None:
+        self._state = state
+        self._launch: OneLaunch | None = None
+        self.number = 0
+        """How many flights have begun: who began one tells it from those after it."""
+        self._held = 0
+        self._was_launched = False
+        self.is_whole = True
+        """Whether every step of the last flight is whole, so that decoding may go on behind it."""
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether a launch runs, or has run and was not ended."""
+        return self._launch is not None
+
+    def begin(self, launch: OneLaunch, max_new_tokens: int) -> None:
+        """Launches; raises as :meth:`OneLaunch.start`, and may be under way also then."""
+        assert self._launch is None
+        self._held = self._state.known_seen()
+        self._was_launched, self.is_whole = False, True
+        self.number += 1
+        self._launch = launch
+        self._state.seen = None
+        try:
+            launch.start(max_new_tokens)
+        except CaptureError:  # before anything was launched, for a capture that a look would break
+            self._launch, self._state.seen = None, self._held
+            raise
+        self._was_launched = True
+
+    def tokens(self) -> Iterator[torch.Tensor]:
+        """The tokens of this launch, int64 ``[rows]`` on the host, as they appear.
+
+        Raises:
+            LifecycleError: The flight was ended before the last token was taken.
+            CudaError: The launch failed.
+        """
+        launch, number, taken = self._launch, self.number, 0
+        assert launch is not None
+        while True:
+            if self._launch is not launch or self.number != number:
+                raise LifecycleError(
+                    "stream_in_one_launch: another call on this runner has ended the generation"
+                )
+            if not launch.wait_for(taken + 1):
+                return
+            yield launch.ring.token(taken)
+            taken += 1
+
+    def stop(self, number: int | None = None) -> None:
+        """Asks the running loop to end after its token; no driver call.
+
+        Args:
+            number: Only where that flight is the one; None: whichever.
+        """
+        if self._launch is not None and number in (None, self.number):
+            self._launch.stop()
+
+    def end(self) -> None:
+        """Stops the launch, waits for it, and reads the position; nothing where none is under way.
+
+        Interrupted, it is still under way, and may be ended again.
+
+        Raises:
+            CudaError: The launch failed; the flight is over.
+        """
+        launch = self._launch
+        if launch is None:
+            return
+        launch.stop()
+        try:
+            launch.wait()
+            self._state.seen = None
+            position = self._state.known_seen()
+        except Exception:  # torch's errors are of its own kinds
+            self.is_whole, self._launch = False, None
+            raise
+        self.is_whole = self._was_launched or (
+            position == self._held and launch.ring.published == 0
+        )
+        self._launch = None

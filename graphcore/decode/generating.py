@@ -1,0 +1,295 @@
+"""Generating: the half of a runner that decodes whole generations: step by step, or in one launch.
+
+A generation begins with its checks and its prompt. Step by step, each token is one replay. In one
+launch, the device decides whether there is another one, and the runner is in flight until somebody
+asks for something else: then what still runs is stopped after its token and waited for.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+
+from graphcore.decode import checks, prompt
+from graphcore.decode.cache_state import refuse_inside_capture
+from graphcore.decode.captured_step import CapturedStep
+from graphcore.decode.ending import EosIds, cut_after_end, end_ids
+from graphcore.decode.flight import Flight
+from graphcore.decode.prompt import Prompt
+from graphcore.decode.sizes import check_positive
+from graphcore.decode.static_cache import StaticKVCache
+from graphcore.decode.step import DecodeStep
+from graphcore.decode.token_stream import TokenStream
+from graphcore.errors import LifecycleError
+
+_IN_FLIGHT = "a generation runs in one launch"
+
+
+class Generating(ABC):
+    """Decodes generations with the step, the cache and the replays of a runner."""
+
+    model: Any
+    cache: StaticKVCache
+    _step: DecodeStep
+    _captured: CapturedStep | None
+    _flight: Flight
+    _generation: int
+    _limit: int
+    _why_not: str
+
+    # ---- what the runner does -------------------------------------------------------------------
+
+    @abstractmethod
+    def replay(self, token: int | torch.Tensor | None = None) -> torch.Tensor:
+        """Decodes one token."""
+
+    @abstractmethod
+    def _checked_prompt(
+        self, caller: str, input_ids: torch.Tensor, attention_mask: torch.Tensor | None
+    ) -> Prompt:
+        """The prompt, checked; ends what is in flight."""
+
+    @abstractmethod
+    def _begin(self, checked: Prompt) -> None:
+        """Forwards a checked prompt, captures if need be, and arms ``replay``."""
+
+    @abstractmethod
+    def _arm(self) -> None:
+        """Lets ``replay`` decode."""
+
+    @abstractmethod
+    def _disarm(self, why: str) -> None:
+        """Lets ``replay`` refuse, saying why."""
+
+    # ---- step by step ---------------------------------------------------------------------------
+
+    def generate(
+        self,
+        input_ids: torch.Tensor,
+        max_new_tokens: int,
+        eos_token_id: EosIds = None,
+        pad_token_id: int | None = None,
+        *,
+        attention_mask: torch.Tensor | None = None,
+        num_beams: int = 1,
+        poll_every: int = 16,
+        keep_cache: bool = False,
+    ) -> torch.Tensor:
+        """Decodes up to ``max_new_tokens``, as transformers' greedy ``generate`` does.
+
+        Args:
+            input_ids: int64 ``[batch, tokens]`` on the model's device.
+            max_new_tokens: At least 1; prompt and new tokens must fit.
+            eos_token_id: Ids that end a row; None: what the model's generation config says; an
+                empty sequence: nothing ends a row.
+            pad_token_id: What a finished row repeats; None: the generation config's, else the
+                first end-of-sequence id.
+            attention_mask: As in :meth:`capture`.
+            num_beams: Only 1; beam search is refused.
+            poll_every: Steps between two looks at whether all rows have finished; a look waits for
+                the device.
+            keep_cache: Continue behind what the cache holds, instead of emptying it first.
+
+        Returns:
+            int64 ``[batch, prompt + new]``, a tensor of its own.
+
+        Raises:
+            ConfigurationError, CapacityError, CaptureError, LifecycleError: As :meth:`capture`;
+                nothing was launched.
+        """
+        checks.check_beams(num_beams)
+        check_positive("poll_every", poll_every)
+        checked = self._checked_prompt("generate()", input_ids, attention_mask)
+        ends = end_ids(self.model, eos_token_id, pad_token_id)
+        start = self._start(checked, max_new_tokens, *ends, keep_cache=keep_cache)
+        for count in range(1, max_new_tokens + 1):
+            self.replay()
+            if ends[0] and count % poll_every == 0 and bool(self._step.finished.all()):
+                break
+        self._step.set_eos((), 0)
+        decoded = self._step.history[:, start : self.cache.seen_tokens].clone()
+        return cut_after_end(decoded, checked.length, ends[0])
+
+    def stream(
+        self,
+        input_ids: torch.Tensor,
+        max_new_tokens: int,
+        eos_token_id: EosIds = None,
+        pad_token_id: int | None = None,
+        *,
+        attention_mask: torch.Tensor | None = None,
+        keep_cache: bool = False,
+    ) -> Iterator[torch.Tensor]:
+        """As :meth:`generate`, one token at a time.
+
+        Checks, prompt and capture happen in this call; each ``next`` decodes one token and waits
+        for it. ``int(ids)`` is the id where the batch is 1.
+
+        Returns:
+            An iterator of int64 ``[batch]`` on the host, each a tensor of its own. It ends after
+            ``max_new_tokens``, or once all rows have finished.
+        """
+        checked = self._checked_prompt("stream()", input_ids, attention_mask)
+        ends = end_ids(self.model, eos_token_id, pad_token_id)
+        self._start(checked, max_new_tokens, *ends, keep_cache=keep_cache)
+        return self._tokens(max_new_tokens, ends[0], self._generation)
+
+    def _tokens(
+        self, max_new_tokens: int, eos: tuple[int, ...], generation: int
+    ) -> Generator[torch.Tensor]:
+        finished = torch.zeros(self.cache.batch_size, dtype=torch.bool)
+        ends = torch.tensor(eos, dtype=torch.int64)
+        for _ in range(max_new_tokens):
+            if generation != self._generation:
+                raise LifecycleError("stream: another generation has begun on this runner")
+            ids = self.replay().to("cpu", copy=True)
+            yield ids
+            finished |= torch.isin(ids, ends)
+            if bool(finished.all()):
+                break
+        # not in a finally: a forgotten iterator may be collected while something is captured
+        if generation == self._generation:
+            self._step.set_eos((), 0)
+
+    # ---- in one launch ---------------------------------------------------------------------------
+
+    def generate_in_one_launch(
+        self,
+        input_ids: torch.Tensor,
+        max_new_tokens: int,
+        eos_token_id: EosIds = None,
+        pad_token_id: int | None = None,
+        *,
+        attention_mask: torch.Tensor | None = None,
+        on_token: Callable[[torch.Tensor], object] | None = None,
+        keep_cache: bool = False,
+    ) -> torch.Tensor:
+        """As :meth:`generate`, with the same ids, in one launch of a graph with a WHILE node.
+
+        The device decides whether there is another step; the host waits by looking at pinned
+        memory. Where decoding is eager, it is here too (:attr:`execution`, :attr:`reason`).
+
+        Args:
+            input_ids: As of :meth:`generate`, and so are the others that are not named here.
+            max_new_tokens: At least 1; every number uses the same executable.
+            eos_token_id: Ids that end a row.
+            pad_token_id: What a finished row repeats.
+            attention_mask: As in :meth:`capture`.
+            on_token: Called with int64 ``[batch]`` on the host for each step, while the device
+                works on later ones; an exception in it ends the generation and comes through.
+            keep_cache: Continue behind what the cache holds.
+
+        Returns:
+            int64 ``[batch, prompt + new]``, a tensor of its own.
+
+        Raises:
+            ConfigurationError, CapacityError, CaptureError, LifecycleError, StaleGraphError: As
+                :meth:`capture` and :meth:`replay`; nothing was launched.
+            PlanError: The captured step holds what no conditional body takes.
+            CudaError: The launch failed.
+        """
+        checked = self._checked_prompt("generate_in_one_launch()", input_ids, attention_mask)
+        ends = end_ids(self.model, eos_token_id, pad_token_id)
+        start = self._start(checked, max_new_tokens, *ends, keep_cache=keep_cache)
+        with self._take_off(max_new_tokens, ends[0]) as tokens:
+            for ids in tokens:
+                if on_token is not None:
+                    on_token(ids)
+        return self._step.history[:, start : self.cache.seen_tokens].clone()
+
+    def stream_in_one_launch(
+        self,
+        input_ids: torch.Tensor,
+        max_new_tokens: int,
+        eos_token_id: EosIds = None,
+        pad_token_id: int | None = None,
+        *,
+        attention_mask: torch.Tensor | None = None,
+        keep_cache: bool = False,
+    ) -> TokenStream:
+        """As :meth:`generate_in_one_launch`, one token at a time while the launch runs.
+
+        The launch is made in this call; the device goes on without waiting for the reader. Ending
+        the stream early (``close()``, the end of a ``with`` block, the next call on the runner)
+        stops the device after the token it works on: :meth:`replay` continues behind that one,
+        which may be some tokens past the last one that was read.
+
+        Returns:
+            An iterator of int64 ``[batch]`` on the host, each a tensor of its own.
+        """
+        checked = self._checked_prompt("stream_in_one_launch()", input_ids, attention_mask)
+        ends = end_ids(self.model, eos_token_id, pad_token_id)
+        self._start(checked, max_new_tokens, *ends, keep_cache=keep_cache)
+        return self._take_off(max_new_tokens, ends[0])
+
+    def _take_off(self, max_new_tokens: int, eos: tuple[int, ...]) -> TokenStream:
+        """Launches the generation behind the prompt; step by step where decoding is eager."""
+        if self._captured is None:
+            eager = self._tokens(max_new_tokens, eos, self._generation)
+            return TokenStream(eager, stop=_nothing, end=eager.close)
+        loop = self._captured.in_one_launch(self._step)
+        try:
+            self._disarm(_IN_FLIGHT)
+            self._flight.begin(loop, max_new_tokens)
+            number = self._flight.number
+            return TokenStream(
+                self._flight.tokens(),
+                stop=partial(self._flight.stop, number),
+                end=partial(self._end_flight, number),
+            )
+        except BaseException as error:
+            try:
+                self._end_flight()
+            except Exception as second:
+                error.add_note(f"while ending the launch: {second}")
+            raise
+
+    def _end_flight(self, number: int | None = None) -> None:
+        """Ends a generation that runs in one launch: stopped, waited for, its position read.
+
+        ``number``: only where that flight is the newest; None: whichever is.
+        """
+        if number not in (None, self._flight.number):
+            return
+        if self._flight.is_under_way:
+            refuse_inside_capture("ending a generation that runs in one launch")
+            try:
+                self._flight.end()
+            except Exception as error:
+                self._disarm(f"the last launch failed: {error}")
+                raise
+        if self._limit >= 0 or self._why_not != _IN_FLIGHT:
+            return  # emptied meanwhile, or none was under way
+        if self._flight.is_whole:
+            self._step.set_eos((), 0)
+            self._arm()
+        else:
+            self._disarm("the last launch was interrupted: capture a prompt, or generate")
+
+    # ---- both ------------------------------------------------------------------------------------
+
+    def _start(
+        self,
+        checked: Prompt,
+        max_new_tokens: int,
+        eos: tuple[int, ...],
+        pad: int,
+        *,
+        keep_cache: bool,
+    ) -> int:
+        """Checks the budget, then forwards the checked prompt; the slot of its first token."""
+        start = self.cache.seen_tokens if keep_cache else 0
+        prompt.check_budget(self.cache, start, checked.length, max_new_tokens)
+        if not keep_cache:
+            self.cache.reset()
+        self._begin(checked)
+        self._step.set_eos(eos, pad)
+        return start
+
+
+def _nothing() -> None:
+    """An eager generation does nothing between two tokens."""
