@@ -216,7 +216,6 @@ class ChangeableExec(NotCopied):
         if not isinstance(enabled, bool):
             raise ConfigurationError(f"enabled: expected a bool, got {enabled!r:.40}")
         record = self._switchable("enable", node)
-        self._resource.upload_first()
         self.driver.set_node_enabled(self._resource.handle, record.handle, enabled)
         disabled = self._current.disabled
         (disabled.discard if enabled else disabled.add)(record.handle)

@@ -43,6 +43,11 @@ def test_suite_update_gives_rows_of_stable_names_and_its_notes(tmp_path):
     notes = {note["case"]: note["ours"] for note in report["notes"] if "case" in note}
     assert notes["growth over 20 updates"] == 0
     assert "instantiate and first launch n=16" in notes
+    steps = [case.split(" at every step of ")[0] for case in notes if "every step" in case]
+    assert steps == [
+        "changing every node", "two executables in turn", "changing 3 nodes",
+        "changing every node", "two executables in turn",
+    ]  # fmt: skip
 
 
 def test_suite_inspect_measures_every_look_at_every_size(tmp_path):

@@ -80,7 +80,6 @@ FIRST_CHANGES: dict[str, tuple[Change, str]] = {
         "set_exec_node_params",
     ),
     "bind_params": (lambda _, it, x: it.bind_params(0)(x, 2.0, 4), "bind_exec_kernel_update"),
-    "enable": (lambda _, it, _x: it.enable(0, False), "set_node_enabled"),
     "rebind": (lambda _, it, x: it.rebind([((x, 16), (x + 16, 16))]), "update_exec"),
 }
 
@@ -95,7 +94,6 @@ def test_the_first_change_uploads_before_and_no_later_one_does(bench: Bench, kin
         assert seen[:2] == ["upload", call]
         executable.update(filling(bench, x, 3.0))
         executable.set_params(0, (x, 4.0, 4))
-        executable.enable(0)
         executable.update(filling(bench, x, 5.0))
         assert seen.count("upload") == 1
     replay(executable, bench.stream)
@@ -116,6 +114,13 @@ def test_what_is_on_the_device_is_not_uploaded(bench: Bench, before: str) -> Non
         assert "upload" not in seen
     replay(executable, bench.stream)
     assert bench.get(x, 4) == [2.0] * 4
+
+
+def test_switching_a_node_off_uploads_nothing_as_it_would_not_help(bench: Bench) -> None:
+    executable = filling(bench, bench.put([0.0] * 4), 1.0).instantiate()
+    with calls_of(bench) as seen:
+        executable.enable(0, False)
+        assert seen == ["set_node_enabled"]
 
 
 def test_an_executable_that_an_update_had_to_build_is_uploaded_before_its_own_first_change(

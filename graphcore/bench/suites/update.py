@@ -7,7 +7,6 @@ without updates pays.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import time
 from collections.abc import Mapping
@@ -19,9 +18,11 @@ from graphcore.bench.harness import Arm, measure
 from graphcore.bench.results import Row, row_of
 from graphcore.bench.suites import Measured, Request
 from graphcore.bench.suites.chain import Chain
-from graphcore.bench.suites.update_nodes import NodeChanges, measure_nodes
+from graphcore.bench.suites.update_decode import decode_steps
+from graphcore.bench.suites.update_nodes import measure_nodes
 from graphcore.bench.suites.update_pairs import Pair, Step, check_pair, effort, pair_arm
 from graphcore.bench.suites.update_peers import EMULATED_PEERS, PEERS
+from graphcore.bench.suites.update_steps import FEW, chain_steps
 from graphcore.driver import Driver
 from graphcore.errors import ConfigurationError
 
@@ -29,16 +30,12 @@ Note = Mapping[str, Any]
 
 WHOLE = (128, 1024)
 NODES = ((1, 1024), (8, 1024), (64, 1024))
-BOUNDARY = (3, 415)
-"""A decode boundary: KV extent, output address and row count sit in three of a step's nodes."""
+BOUNDARY = (FEW, 415)
 
 OURS = "ours"
 
 _ANEW = 5
 _GROWTH_UPDATES = 1000
-_STEPS = 200
-_STEP_CHAINS = ((415, 1000), (700, 0))
-"""(nodes, nanoseconds a node) of steps of about 700 us: like a decode step, and of empty nodes."""
 
 
 def run(driver: Driver, request: Request) -> Measured:
@@ -55,9 +52,7 @@ def run(driver: Driver, request: Request) -> Measured:
             case = "boundary" if (changed, length) == BOUNDARY else f"nodes k={changed}"
             rows.append(measure_nodes(f"{case} n={length}", pair, changed, request))
         notes.append(_growth(pair))
-        for length, nanoseconds in ((16, 0),) if driver.is_emulated else _STEP_CHAINS:
-            chains = (Chain(driver, stream, length, nanoseconds=nanoseconds) for _ in range(2))
-            notes += _every_step((next(chains), next(chains)))
+        notes += [*chain_steps(driver, stream), *decode_steps(driver, stream)]
     return Measured(rows, notes)
 
 
@@ -115,6 +110,7 @@ def _floor(pair: Pair) -> Arm:
     if driver.is_emulated:
         return pair_arm(pair, "driver calls", EMULATED_PEERS["driver call"](pair))
     loop, executable = UpdateLoop(), driver.instantiate(pair[0].graph.handle)
+    driver.upload_aside(executable)  # as ours: nothing is held against the floor
     graphs = itertools.cycle([chain.graph.handle for chain in pair[::-1]])
     check_pair("C loop", lambda: loop.seconds(executable, [next(graphs)], stream, 1), pair)
     handles = [chain.graph.handle for chain in pair[::-1]]
@@ -170,40 +166,6 @@ def _growth(pair: Pair) -> Note:
     driver.synchronize()
     after, _ = driver.memory_info()
     return _note(f"growth over {updates} updates", "bytes", before - after)
-
-
-def _every_step(pair: Pair) -> list[Note]:
-    """How much longer steps take, the device always busy, when each is changed before its launch.
-
-    Wall time of a run of steps whose executable is changed at each, over one of plain launches.
-    """
-    driver, stream = pair[0].driver, pair[0].stream
-    plain = pair[0].graph.instantiate()
-    ways: dict[str, Step] = {
-        "plain": functools.partial(plain.launch, stream),
-        "every node": _ours(pair),
-        f"{BOUNDARY[0]} nodes": NodeChanges(pair, BOUNDARY[0]).step,
-    }
-    times: dict[str, list[float]] = {name: [] for name in ways}
-    for name in (*ways, *reversed(ways)) * 3:
-        times[name].append(_seconds_a_step(driver, ways[name]))
-    base = median(times.pop("plain"))
-    shape = f"every step of {pair[0].length} nodes, {base * 1e6:.0f} us"
-    return [
-        _note(f"changing {what} at {shape}", "% longer", (median(found) / base - 1) * 100)
-        for what, found in times.items()
-    ]
-
-
-def _seconds_a_step(driver: Driver, step: Step) -> float:
-    steps = 5 if driver.is_emulated else _STEPS
-    step()
-    driver.synchronize()
-    start = time.perf_counter()
-    for _ in range(steps):
-        step()
-    driver.synchronize()
-    return (time.perf_counter() - start) / steps
 
 
 def _note(case: str, unit: str, value: float) -> Note:
