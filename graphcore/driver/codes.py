@@ -6,6 +6,7 @@ sentence for any other.
 
 from __future__ import annotations
 
+from graphcore.driver.code_numbers import OTHER_NUMBERS
 from graphcore.errors import CudaError
 
 # name -> (number, sentence, hint)
@@ -176,7 +177,7 @@ def cuda_error(
     ``number``, ``description`` and ``hint`` override the table (the CUDA driver passes its own
     sentence for codes that are not listed).
     """
-    known_number, sentence, known_hint = _CODES.get(code, (-1, "", None))
+    known_number, sentence, known_hint = _CODES.get(code, (_number_of(code), "", None))
     return CudaError(
         code,
         call,
@@ -186,6 +187,15 @@ def cuda_error(
         hint=hint or _HINTS.get((code, call), known_hint),
         is_sticky=code in _STICKY,
     )
+
+
+def code_names() -> list[str]:
+    """The names of all CUDA errors."""
+    return [*_CODES, *(f"CUDA_ERROR_{name}" for name in OTHER_NUMBERS)]
+
+
+def _number_of(code: str) -> int:
+    return OTHER_NUMBERS.get(code.removeprefix("CUDA_ERROR_"), -1)
 
 
 def find_code(text: str) -> str | None:

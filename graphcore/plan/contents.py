@@ -6,6 +6,7 @@ its parent. Names of later nodes may be used in ``after``; they are filled in wh
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from graphcore.plan.plan import GraphPlan
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True)
 class Registry:
     """What a plan and its bodies share. ``revision`` counts changes of any of them."""
 
@@ -40,6 +41,38 @@ class Registry:
     revision: int = 0
     height: int = 0
     """How many levels of bodies and embedded plans lie inside of each other."""
+    around: list[tuple[weakref.ref[Registry], int]] = field(default_factory=list)
+    """The plans that embed this one, each with the level at which it does."""
+
+    def reach_down(self, height: int) -> int:
+        """Notes that the levels here reach down to ``height``; so do those of plans around it.
+
+        Returns:
+            The most levels of any of them; where these are too many, nothing was noted.
+        """
+        reached = {id(self): (self, max(self.height, height))}
+        waiting = [self]
+        while waiting:
+            inner = waiting.pop()
+            _, below = reached[id(inner)]
+            for around, level in inner.around:
+                outer = around()
+                if outer is None:
+                    continue
+                _, known = reached.get(id(outer), (outer, outer.height))
+                if level + 1 + below > known:
+                    reached[id(outer)] = outer, level + 1 + below
+                    waiting.append(outer)
+        most = max(levels for _, levels in reached.values())
+        if most <= _MOST_LEVELS:
+            for registry, levels in reached.values():
+                registry.height = levels
+        return most
+
+    def embed(self, plan: GraphPlan, level: int) -> None:
+        """Notes that a node at ``level`` embeds ``plan``, which may go on growing."""
+        self.embedded.append(plan)
+        plan._registry.around.append((weakref.ref(self), level))
 
     def reached(self) -> list[Registry]:
         """This one and those of all plans that are embedded in it, each once."""
@@ -189,14 +222,17 @@ class PlanContents:
         return self._order[1]
 
     def _deepen(self, levels: int) -> None:
-        """Notes that a node has ``levels`` levels inside it; PlanError where that is too deep."""
-        depth = self._depth + levels
+        """Notes that a node has ``levels`` levels inside it.
+
+        Raises:
+            PlanError: That is too deep, here or in a plan that embeds this one.
+        """
+        depth = self._registry.reach_down(self._depth + levels)
         if depth > _MOST_LEVELS:
             raise PlanError(
                 f"{self._title()}: expected at most {_MOST_LEVELS} levels of bodies and embedded "
                 f"plans inside of each other, got {depth}"
             )
-        self._registry.height = max(self._registry.height, depth)
 
     def _add(
         self,
@@ -271,7 +307,7 @@ class PlanContents:
         return f"{sort} {self.name!r}" if self.name else f"the {sort}"
 
 
-def _flatten(after: Any) -> Iterator[PlanNode | str | int]:
+def _flatten(after: Any, within: tuple[Any, ...] = ()) -> Iterator[PlanNode | str | int]:
     if isinstance(after, (PlanNode, str, bool)) or as_int(after) is not None:
         yield after
         return
@@ -280,5 +316,7 @@ def _flatten(after: Any) -> Iterator[PlanNode | str | int]:
         raise ConfigurationError(
             f"after: expected nodes, their names, or a sequence of them; got {after!r:.60}"
         )
+    if any(after is each for each in within):
+        raise ConfigurationError("after: expected a sequence of nodes, got one that holds itself")
     for item in items:
-        yield from _flatten(item)
+        yield from _flatten(item, (*within, after))

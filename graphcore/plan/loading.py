@@ -136,7 +136,7 @@ class _Reader:
         if kind == "Embed":
             inner = self.plans[_index(entry, "plan", len(self.plans))]
             plan._deepen(1 + inner._registry.height)
-            registry.embedded.append(inner)
+            registry.embed(inner, plan._depth)
             bindings = tuple((n, _view(plan, item)) for n, item in _pairs(entry, "bindings"))
             return Embed(inner, bindings)
         if kind == "Conditional":

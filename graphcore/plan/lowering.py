@@ -130,6 +130,11 @@ class Lowering:
 
     def _copy(self, work: Memcpy) -> NodeParams:
         dst, src = self.binding.ref(work.dst), self.binding.ref(work.src)
+        if (dst.shape, dst.dtype) != (src.shape, src.dtype):  # found before, unless unchecked
+            raise PlanError(
+                f"expected a copy of one shape and dtype, got {list(src.shape)} {src.dtype} for "
+                f"{list(dst.shape)} {dst.dtype}"
+            )
         if not dst.size:
             return EmptyParams()
         rows = dense_rows(dst.shape, (dst.strides, src.strides), dst.itemsize)

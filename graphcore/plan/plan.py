@@ -279,7 +279,7 @@ class GraphPlan(PlanWays, PlanForms):
             base = what.name or "plan"
         node = self._add(work, base, name=name, after=after, reads=read, writes=written)
         if isinstance(what, GraphPlan):
-            self._registry.embedded.append(what)
+            self._registry.embed(what, self._depth)
         return node
 
     def join(self, *, after: Any = None, name: str | None = None) -> PlanNode:

@@ -16,6 +16,7 @@ from graphcore.driver.records import CaptureState
 from graphcore.errors import CaptureError, ConfigurationError
 from graphcore.executable import Graph
 from graphcore.executable.handles import GraphResource
+from graphcore.executable.legacy_work import refuse_legacy_work
 from graphcore.interop import current_stream
 from graphcore.plan.binding import Binding
 from graphcore.plan.build import Builder
@@ -144,10 +145,13 @@ class PlanWays(PlanDeclarations):
 
         Raises:
             As :meth:`build`; after a CudaError what came before the node it names is launched.
+            CaptureError: Also: on the legacy stream, where it would break a capture.
         """
         binding, builder = self._prepared(buffers, driver, events, copy_kernel, check)
         chosen = binding.driver
         target = as_stream(chosen, current_stream(chosen) if stream is None else stream)
+        # first: asking the legacy stream anything is work that breaks such a capture
+        refuse_legacy_work(chosen, target.handle, "run")
         if chosen.capture_status(target.handle).state is not CaptureState.NONE:
             add_to_capture(self._plan, binding, builder, target.handle)
             return

@@ -9,7 +9,7 @@ from typing import Any
 from graphcore.driver import Driver, stream_handle
 from graphcore.driver.codes import find_code
 from graphcore.driver.records import CaptureState
-from graphcore.errors import CaptureError, CudaError
+from graphcore.errors import CaptureError, ConfigurationError, CudaError
 
 
 def assert_no_growth(
@@ -32,7 +32,12 @@ def assert_no_growth(
 
     Raises:
         AssertionError: More was taken; says how much.
+        ConfigurationError: Numbers with which it could not fail.
     """
+    numbers = {"repeats": (repeats, 1), "warmup": (warmup, 0), "allowance": (allowance, 0)}
+    for name, (number, least) in numbers.items():
+        if number < least:
+            raise ConfigurationError(f"{name}: expected at least {least}, got {number}")
     for _ in range(warmup):
         action()
     driver.synchronize()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from graphcore.driver import Driver
-from graphcore.errors import ConfigurationError
+from graphcore.errors import ConfigurationError, GraphcoreWarning
 from graphcore.testing.checks import full_code
 
 if TYPE_CHECKING:
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
 class Injection:
     """A fault that waits in a driver. Made by :func:`inject`; in a ``with`` it ends with the block.
 
-    ``fired`` counts the calls that failed.
+    ``fired`` counts the calls that failed. A block in which none did ends with a
+    ``GraphcoreWarning``: what it tested was not put to the test.
     """
 
     def __init__(self, faults: Faults, fault: Fault) -> None:
@@ -46,6 +48,13 @@ class Injection:
         trace: TracebackType | None,
     ) -> None:
         self.cancel()
+        if kind is None and not self.fired:
+            warnings.warn(
+                f"inject: {self!r}: the block was left, and nothing failed in it: it did not call "
+                f"{self._fault.call} often enough",
+                GraphcoreWarning,
+                stacklevel=2,
+            )
 
     def __repr__(self) -> str:
         fault = self._fault
@@ -74,8 +83,8 @@ def inject(
         after: How many calls go well first.
 
     Raises:
-        ConfigurationError: A driver that is not emulated, an unknown call, or a number that makes
-            no sense.
+        ConfigurationError: A driver that is not emulated, an unknown call or code, or a number that
+            makes no sense.
     """
     faults: Faults | None = getattr(driver, "faults", None)
     if faults is None:

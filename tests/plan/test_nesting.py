@@ -98,3 +98,22 @@ def test_what_comes_into_an_embedded_plan_later_is_seen_by_those_around_it() -> 
     assert outer.after_of(node) == ()
     inner.launch(add_one, ONE_BLOCK, parts[1], 4)
     assert outer.after_of(node) == (0,)
+
+
+def test_what_is_embedded_may_not_grow_deeper_than_those_around_it_allow() -> None:
+    said = "expected at most 64 levels of bodies and embedded plans inside of each other, got 65"
+    inner = nested_plans(0)
+    middle, outer = GraphPlan("middle"), GraphPlan("outer")
+    middle.embed(inner, {"x": middle.buffer("x", (4,))})
+    outer.embed(middle, {"x": outer.buffer("x", (4,))})
+    deep = nested_plans(MOST - 2)
+    with pytest.raises(PlanError, match=said):
+        inner.embed(deep, {"x": inner.buffers["x"]})
+    assert len(inner) == 1
+    fitting = nested_plans(MOST - 3)
+    inner.embed(fitting, {"x": inner.buffers["x"]})
+    with pytest.raises(PlanError, match=said):
+        GraphPlan("around").embed(outer, {"x": outer.buffers["x"]})
+    del outer
+    middle.embed(nested_plans(MOST - 1), {"x": middle.buffers["x"]})
+    assert middle.validate() == []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from helpers.kernels import ONE_BLOCK, axpy, fill_value, scale
 from helpers.plans import closure, conflict, plans, set_condition
@@ -254,3 +256,15 @@ def test_few_views_are_compared_in_a_long_plan(monkeypatch: pytest.MonkeyPatch) 
         plan.launch(axpy, ONE_BLOCK, 1.0, cache, hidden, 128)
     assert plan.validate() == []
     assert 0 < len(compared) < 8 * len(plan)
+
+
+def test_an_after_that_holds_itself_is_refused() -> None:
+    plan = GraphPlan()
+    first = plan.join()
+    after: list[Any] = [first]
+    after.append([after])
+    with pytest.raises(ConfigurationError, match="got one that holds itself"):
+        plan.join(after=after)
+    twice = [first]
+    assert plan.after_of(plan.join(after=[twice, twice])) == (0,)
+    assert len(plan) == 2

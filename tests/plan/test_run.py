@@ -7,14 +7,16 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.contract import Bench
+from helpers.contract import Bench, in_thread
 from helpers.kernels import ONE_BLOCK, add_one, count_down, scale, set_value
-from helpers.plan_sites import Site, do
-from helpers.tensors import filled
+from helpers.plan_sites import WAYS, Site, do
+from helpers.tensors import filled, replay
 
+import graphcore
 from graphcore import Buffer, GraphPlan, open_driver
+from graphcore.driver import LEGACY_STREAM
 from graphcore.driver.emulated import EmulatedDriver
-from graphcore.errors import CacheTypeError, CudaError, PlanError
+from graphcore.errors import CacheTypeError, CaptureError, CudaError, PlanError
 
 
 class Watched:
@@ -219,3 +221,39 @@ def test_a_plan_runs_on_a_default_stream(bench: Bench) -> None:
     assert site.read("x") == [2]
     do(site.plan, site.buffers, "run", bench.stream)
     assert site.read("x") == [3]
+
+
+@pytest.mark.parametrize("is_other_thread", [False, True], ids=["this thread", "another thread"])
+def test_a_run_on_the_legacy_stream_that_would_break_a_capture_is_refused_and_breaks_nothing(
+    bench: Bench, is_other_thread: bool
+) -> None:
+    site = Site(bench)
+    site.plan.launch(add_one, ONE_BLOCK, site.put("x", [0.0]), 1)
+    y = bench.put([0.0])
+
+    def run() -> None:
+        with pytest.raises(CaptureError, match="run: expected a stream of its own") as caught:
+            site.plan.run(site.buffers, LEGACY_STREAM, driver=bench.driver)
+        assert caught.value.code == "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT"
+
+    with graphcore.capture(driver=bench.driver) as capture:  # a blocking stream
+        function, arguments = bench.driver.function(add_one), add_one.pack(y, 1)
+        bench.driver.launch(function, ONE_BLOCK, arguments, capture.stream.handle)
+        in_thread(run) if is_other_thread else run()
+    with capture.graph.instantiate() as executable:
+        replay(executable)
+    assert bench.get(y, 1) == [1.0]
+    assert site.read("x") == [0.0]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_unchecked_copy_between_shapes_that_differ_is_refused_by_name(
+    bench: Bench, way: str
+) -> None:
+    for shape, dtype in (([[1.0, 2.0]], "float32"), ([1.0], "float32"), ([1.0, 2.0], "float64")):
+        site = Site(bench)
+        site.plan.memcpy(site.put("x", [0.0, 0.0]), site.put("y", shape, dtype), name="odd")
+        with pytest.raises(PlanError, match="expected a copy of one shape and dtype") as caught:
+            site.do(way, check=False)
+        assert "'odd'" in str(caught.value)
+        assert site.read("x") == [0.0, 0.0]

@@ -8,7 +8,7 @@ import pytest
 
 from graphcore.driver import Driver, Stream
 from graphcore.driver.emulated import EmulatedDriver
-from graphcore.errors import CaptureError
+from graphcore.errors import CaptureError, ConfigurationError
 from graphcore.testing import assert_no_growth, capture_errors
 
 MIB = 1 << 20
@@ -105,3 +105,21 @@ def test_what_is_no_cuda_error_passes_unchanged(error: Exception) -> None:
     with pytest.raises(type(error)) as caught, capture_errors("STREAM_CAPTURE_UNSUPPORTED"):
         raise error
     assert caught.value is error
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"repeats": 0}, "repeats: expected at least 1, got 0"),
+        ({"warmup": -1}, "warmup: expected at least 0, got -1"),
+        ({"allowance": -1}, "allowance: expected at least 0, got -1"),
+    ],
+    ids=str,
+)
+def test_a_check_of_growth_that_could_not_fail_is_refused(
+    wrong: dict[str, int], words: str
+) -> None:
+    called: list[int] = []
+    with pytest.raises(ConfigurationError, match=words):
+        assert_no_growth(lambda: called.append(1), driver=EmulatedDriver(), **wrong)
+    assert called == []

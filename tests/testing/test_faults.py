@@ -10,7 +10,7 @@ import torch
 from helpers.kernels import ONE_BLOCK, add_one
 
 import graphcore
-from graphcore import CaptureError, ConfigurationError, CudaError
+from graphcore import CaptureError, ConfigurationError, CudaError, GraphcoreWarning
 from graphcore.driver import Driver
 from graphcore.driver.emulated import EmulatedDriver
 from graphcore.testing import capture_errors, inject
@@ -122,3 +122,25 @@ def test_what_is_no_emulated_driver_is_refused() -> None:
     not_a_driver: Driver = object()  # type: ignore[assignment]
     with pytest.raises(ConfigurationError, match="driver: expected an emulated one"):
         inject(not_a_driver, "alloc")
+
+
+def test_a_code_that_is_none_of_cudas_is_refused_and_every_code_of_cuda_is_taken(
+    driver: EmulatedDriver,
+) -> None:
+    with pytest.raises(ConfigurationError, match="did you mean 'CUDA_ERROR_OUT_OF_MEMORY'"):
+        inject(driver, "alloc", code="OUT_OF_MEMROY")
+    driver.free(driver.alloc(4))
+    with inject(driver, "alloc", code="ECC_UNCORRECTABLE"), pytest.raises(CudaError) as caught:
+        driver.alloc(4)
+    assert caught.value.number == 214
+
+
+def test_a_block_in_which_nothing_failed_is_told(driver: EmulatedDriver) -> None:
+    with pytest.warns(GraphcoreWarning, match="nothing failed in it"), inject(driver, "alloc"):
+        pass
+    with pytest.warns(GraphcoreWarning, match="call alloc often enough"):  # noqa: SIM117
+        with inject(driver, "alloc", after=1):
+            driver.free(driver.alloc(4))
+    # what went wrong in the block is what is told
+    with pytest.raises(KeyError), inject(driver, "alloc"):
+        raise KeyError

@@ -6,11 +6,12 @@ that failed.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 
 from graphcore.driver.api import Driver
-from graphcore.driver.codes import cuda_error
+from graphcore.driver.codes import code_names, cuda_error
 from graphcore.errors import ConfigurationError
 
 # looks at a result only
@@ -26,6 +27,11 @@ class Fault:
     good_calls: int
     count: int
     fired: int = 0
+
+
+def _meant(given: object, known: Sequence[str]) -> str:
+    close = get_close_matches(given, known, 3) if isinstance(given, str) else []
+    return f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
 
 
 class Faults:
@@ -48,14 +54,18 @@ class Faults:
             code: Name of the CUDA error.
 
         Raises:
-            ConfigurationError: ``call`` is no method that talks to a driver, or a negative number.
+            ConfigurationError: ``call`` is no method that talks to a driver, ``code`` no error of
+                CUDA, or a negative number.
         """
-        if call not in Driver.__abstractmethods__ or call in _NEVER_CALLS:
-            close = get_close_matches(call, sorted(Driver.__abstractmethods__ - _NEVER_CALLS), 3)
-            meant = f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
-            raise ConfigurationError(
-                f"faults.inject: call: expected a method of Driver, got {call!r}{meant}"
-            )
+        calls = sorted(Driver.__abstractmethods__ - _NEVER_CALLS)
+        for field, given, kind, known in (
+            ("call", call, "a method of Driver", calls),
+            ("code", code, "the name of a CUDA error", code_names()),
+        ):
+            if given not in known:
+                raise ConfigurationError(
+                    f"faults.inject: {field}: expected {kind}, got {given!r}{_meant(given, known)}"
+                )
         if count < 1 or after < 0:
             raise ConfigurationError(
                 f"faults.inject: expected count >= 1 and after >= 0, got {count} and {after}"
