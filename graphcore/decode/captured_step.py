@@ -8,7 +8,7 @@ graph owns.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from itertools import chain
 from typing import Any
@@ -22,6 +22,7 @@ from graphcore.decode.step import DecodeStep
 from graphcore.driver import Driver
 from graphcore.executable import Capture, Graph, GraphExec, capture
 from graphcore.executable.capture_options import LegacyWork
+from graphcore.executable.rebinding import RebindOutcome
 from graphcore.interop.torch import annotate_modules
 
 _warmup_steps = 2
@@ -74,13 +75,35 @@ class CapturedStep:
             (f"{name}: another tensor" for name, tensor in now if id(tensor) not in known), None
         )
 
+    def rebind(self, buffers: Mapping[str, torch.Tensor]) -> RebindOutcome:
+        """Makes the step work on other ``buffers``, by the names that were given at capture.
+
+        Waits for the launches before, so that the old buffers are free at once.
+
+        Raises:
+            GraphcoreError: The graph cannot be rebound; it is as before, or only fit to be closed.
+        """
+        self._drop_loop()  # its copy of the step has the old buffers; the next one is made anew
+        fence = self.executable.fence()
+        if fence is not None:
+            fence.wait()
+        outcome = self.executable.rebind(buffers, allow_unused=True)
+        # the graph of before keeps the old buffers
+        before, self.graph = self.graph, self.executable.graph
+        if before is not self.graph:
+            before.close()
+        return outcome
+
     def close(self) -> None:
         """Gives all back."""
+        self._drop_loop()
+        self.executable.close()
+        self.graph.close()
+
+    def _drop_loop(self) -> None:
         loop, self._loop = self._loop, None
         if loop is not None:
             loop.close()
-        self.executable.close()
-        self.graph.close()
 
 
 def capture_step(

@@ -17,14 +17,9 @@ from graphcore.errors import CaptureError, LifecycleError
 
 
 class Flight:
-    """At most one running launch. Not locked.
+    """At most one running launch. Not locked."""
 
-    Args:
-        state: Of the cache whose position the launch moves.
-    """
-
-    def __init__(self, state: CacheState) -> None:
-        self._state = state
+    def __init__(self) -> None:
         self._launch: OneLaunch | None = None
         self.number = 0
         """How many flights have begun: who began one tells it from those after it."""
@@ -38,10 +33,17 @@ class Flight:
         """Whether a launch runs, or has run and was not ended."""
         return self._launch is not None
 
-    def begin(self, launch: OneLaunch, max_new_tokens: int) -> None:
-        """Launches; raises as :meth:`OneLaunch.start`, and may be under way also then."""
+    def begin(self, launch: OneLaunch, max_new_tokens: int, state: CacheState) -> None:
+        """Launches; raises as :meth:`OneLaunch.start`, and may be under way also then.
+
+        Args:
+            launch: What decodes.
+            max_new_tokens: The budget.
+            state: Of the cache whose position the launch moves.
+        """
         assert self._launch is None
-        self._held = self._state.known_seen()
+        self._state = state
+        self._held = state.known_seen()
         self._was_launched, self.is_whole = False, True
         self.number += 1
         self._launch = launch

@@ -38,6 +38,9 @@ class Forward(Protocol):
     def vocabulary(self) -> int:
         """Ids below it can be fed."""
 
+    def use(self, cache: Any) -> None:
+        """Works on another cache of the same layout from now on; its own tensors stay."""
+
     def prefill(self, prompt: Prompt) -> torch.Tensor:
         """Logits ``[R, V]`` of a prompt's last token; eager; appends to the cache."""
 
@@ -69,6 +72,11 @@ class DecoderForward:
     def vocabulary(self) -> int:
         """Rows of the input embedding."""
         return vocabulary_size(self.model)
+
+    def use(self, cache: StaticKVCache) -> None:
+        """Works on ``cache``, which is of the same layout, from now on."""
+        self.cache = cache
+        self._masks.use(cache)
 
     def prefill(self, prompt: Prompt) -> torch.Tensor:
         """Forwards the prompt behind what the cache holds."""

@@ -49,7 +49,11 @@ class Generating(ABC):
 
     @abstractmethod
     def _checked_prompt(
-        self, caller: str, input_ids: torch.Tensor, attention_mask: torch.Tensor | None
+        self,
+        caller: str,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        cache: StaticKVCache | None,
     ) -> Prompt:
         """The prompt, checked; ends what is in flight."""
 
@@ -67,7 +71,7 @@ class Generating(ABC):
 
     # ---- step by step ---------------------------------------------------------------------------
 
-    def generate(
+    def generate(  # noqa: PLR0913  (each is a choice of its own)
         self,
         input_ids: torch.Tensor,
         max_new_tokens: int,
@@ -78,6 +82,7 @@ class Generating(ABC):
         num_beams: int = 1,
         poll_every: int = 16,
         keep_cache: bool = False,
+        cache: StaticKVCache | None = None,
     ) -> torch.Tensor:
         """Decodes up to ``max_new_tokens``, as transformers' greedy ``generate`` does.
 
@@ -93,6 +98,7 @@ class Generating(ABC):
             poll_every: Steps between two looks at whether all rows have finished; a look waits for
                 the device.
             keep_cache: Continue behind what the cache holds, instead of emptying it first.
+            cache: Another cache, taken over first as by :meth:`use`.
 
         Returns:
             int64 ``[batch, prompt + new]``, a tensor of its own.
@@ -103,7 +109,7 @@ class Generating(ABC):
         """
         checks.check_beams(num_beams)
         check_positive("poll_every", poll_every)
-        checked = self._checked_prompt("generate()", input_ids, attention_mask)
+        checked = self._checked_prompt("generate()", input_ids, attention_mask, cache)
         ends = end_ids(self.model, eos_token_id, pad_token_id)
         start = self._start(checked, max_new_tokens, *ends, keep_cache=keep_cache)
         for count in range(1, max_new_tokens + 1):
@@ -123,6 +129,7 @@ class Generating(ABC):
         *,
         attention_mask: torch.Tensor | None = None,
         keep_cache: bool = False,
+        cache: StaticKVCache | None = None,
     ) -> Iterator[torch.Tensor]:
         """As :meth:`generate`, one token at a time.
 
@@ -133,7 +140,7 @@ class Generating(ABC):
             An iterator of int64 ``[batch]`` on the host, each a tensor of its own. It ends after
             ``max_new_tokens``, or once all rows have finished.
         """
-        checked = self._checked_prompt("stream()", input_ids, attention_mask)
+        checked = self._checked_prompt("stream()", input_ids, attention_mask, cache)
         ends = end_ids(self.model, eos_token_id, pad_token_id)
         self._start(checked, max_new_tokens, *ends, keep_cache=keep_cache)
         return self._tokens(max_new_tokens, ends[0], self._generation)
@@ -167,6 +174,7 @@ class Generating(ABC):
         attention_mask: torch.Tensor | None = None,
         on_token: Callable[[torch.Tensor], object] | None = None,
         keep_cache: bool = False,
+        cache: StaticKVCache | None = None,
     ) -> torch.Tensor:
         """As :meth:`generate`, with the same ids, in one launch of a graph with a WHILE node.
 
@@ -182,6 +190,7 @@ class Generating(ABC):
             on_token: Called with int64 ``[batch]`` on the host for each step, while the device
                 works on later ones; an exception in it ends the generation and comes through.
             keep_cache: Continue behind what the cache holds.
+            cache: Another cache, taken over first as by :meth:`use`.
 
         Returns:
             int64 ``[batch, prompt + new]``, a tensor of its own.
@@ -192,7 +201,7 @@ class Generating(ABC):
             PlanError: The captured step holds what no conditional body takes.
             CudaError: The launch failed.
         """
-        checked = self._checked_prompt("generate_in_one_launch()", input_ids, attention_mask)
+        checked = self._checked_prompt("generate_in_one_launch()", input_ids, attention_mask, cache)
         ends = end_ids(self.model, eos_token_id, pad_token_id)
         start = self._start(checked, max_new_tokens, *ends, keep_cache=keep_cache)
         with self._take_off(max_new_tokens, ends[0]) as tokens:
@@ -210,6 +219,7 @@ class Generating(ABC):
         *,
         attention_mask: torch.Tensor | None = None,
         keep_cache: bool = False,
+        cache: StaticKVCache | None = None,
     ) -> TokenStream:
         """As :meth:`generate_in_one_launch`, one token at a time while the launch runs.
 
@@ -221,7 +231,7 @@ class Generating(ABC):
         Returns:
             An iterator of int64 ``[batch]`` on the host, each a tensor of its own.
         """
-        checked = self._checked_prompt("stream_in_one_launch()", input_ids, attention_mask)
+        checked = self._checked_prompt("stream_in_one_launch()", input_ids, attention_mask, cache)
         ends = end_ids(self.model, eos_token_id, pad_token_id)
         self._start(checked, max_new_tokens, *ends, keep_cache=keep_cache)
         return self._take_off(max_new_tokens, ends[0])
@@ -234,7 +244,7 @@ class Generating(ABC):
         loop = self._captured.in_one_launch(self._step)
         try:
             self._disarm(_IN_FLIGHT)
-            self._flight.begin(loop, max_new_tokens)
+            self._flight.begin(loop, max_new_tokens, self.cache._state)
             number = self._flight.number
             return TokenStream(
                 self._flight.tokens(),

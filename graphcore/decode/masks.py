@@ -24,6 +24,10 @@ class Masks:
         self._slots = static_zeros((cache.max_seq_len,), torch.int64, cache.device)
         self._slots.copy_(torch.arange(cache.max_seq_len))
 
+    def use(self, cache: StaticKVCache) -> None:
+        """Works on another cache of the same shape from now on."""
+        self._cache = cache
+
     def for_tokens(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """(position ids ``[B, T]``, mask ``[B, 1, T, S]``) of the next ``count`` tokens."""
         rows = self._cache.batch_size

@@ -16,6 +16,12 @@ from typing import Any
 import torch
 
 from graphcore.decode import checks, prompt
+from graphcore.decode.cache_binding import (
+    BindingRoute,
+    CacheBinding,
+    bind_variants,
+    layout_difference,
+)
 from graphcore.decode.cache_state import is_capturing, refuse_inside_capture
 from graphcore.decode.captured_step import CapturedStep, capture_step
 from graphcore.decode.compiled_step import Compile, check_compile
@@ -93,18 +99,17 @@ class CUDAGraphAR(Generating, NotCopied):
         checks.check_driver(self.driver, self.cache.device)
         check_compile(compile, self.driver)
         self.captures = 0
+        self.rebinds = 0
+        self.last_binding: CacheBinding | None = None
         self._on_legacy_work = on_legacy_work
         self._compile = compile
-        forward = DecoderForward(model, self.cache)
-        sampler = Sampler(
-            sampling or Sampling.greedy(), forward.rows, forward.vocabulary, self.cache.device
-        )
-        self._step = DecodeStep(forward, sampler)
+        self._sampling = sampling or Sampling.greedy()
+        self._step = self._step_for(self.cache)
         self._variants = Variants()
         self._captured: CapturedStep | None = None
         self._eager_because = None if capture else "capture=False"
         self._state = self.cache._state
-        self._flight = Flight(self._state)
+        self._flight = Flight()
         self._token = self._step.token
         self._generation = 0
         self._closed = False
@@ -112,6 +117,12 @@ class CUDAGraphAR(Generating, NotCopied):
         self._limit = -1
         self._disarm("expected a prompt first: call capture(input_ids)")
         self.cache.watch(self)
+
+    def _step_for(self, cache: StaticKVCache) -> DecodeStep:
+        """A step with buffers of its own for caches of the layout of ``cache``."""
+        forward = DecoderForward(self.model, cache)
+        sampler = Sampler(self._sampling, forward.rows, forward.vocabulary, cache.device)
+        return DecodeStep(forward, sampler)
 
     # ---- what it holds --------------------------------------------------------------------------
 
@@ -170,7 +181,11 @@ class CUDAGraphAR(Generating, NotCopied):
     # ---- capture and replay ---------------------------------------------------------------------
 
     def capture(
-        self, input_ids: torch.Tensor, *, attention_mask: torch.Tensor | None = None
+        self,
+        input_ids: torch.Tensor,
+        *,
+        attention_mask: torch.Tensor | None = None,
+        cache: StaticKVCache | None = None,
     ) -> None:
         """Forwards a prompt behind what the cache holds, and captures the step the first time.
 
@@ -182,6 +197,7 @@ class CUDAGraphAR(Generating, NotCopied):
             input_ids: int64 ``[batch, tokens]`` on the model's device.
             attention_mask: As a tokenizer gives it; all ones: prompts of one batch have the same
                 length in this version.
+            cache: Another cache, taken over first as by :meth:`use`.
 
         Raises:
             ConfigurationError: An empty prompt, a wrong shape, dtype, device, batch or id, padding;
@@ -190,9 +206,48 @@ class CUDAGraphAR(Generating, NotCopied):
             CaptureError: The step cannot be captured; the cache is as before.
             LifecycleError: The runner is closed.
         """
-        checked = self._checked_prompt("capture()", input_ids, attention_mask)
+        checked = self._checked_prompt("capture()", input_ids, attention_mask, cache)
         prompt.check_prompt_fits(self.cache, self.cache.seen_tokens, checked.length)
         self._begin(checked)
+
+    def use(self, cache: StaticKVCache) -> CacheBinding:
+        """Works on another cache from now on, and lets go of the one before.
+
+        Where it has the same layout (batch, capacity, dtype, heads), captured graphs are rebound to
+        its buffers; otherwise they are given back and the next prompt captures again, with other
+        static outputs (``token``, ``logits``). What was done and why is returned, kept as
+        ``last_binding`` and logged at INFO. What the cache holds stays: :meth:`capture` continues
+        behind it, and so does ``replay(token)`` where a graph is there. The other cache keeps its
+        contents. To serve several sizes, use :class:`DecodeBuckets`.
+
+        Waits for the launches before, so that nothing here keeps the old cache's memory.
+
+        Raises:
+            ConfigurationError, CacheTypeError: As at construction; nothing was changed.
+            CaptureError: Inside a capture.
+            LifecycleError: The runner is closed.
+        """
+        self._refuse_closed("use()")
+        refuse_inside_capture("use()")
+        self._end_flight()
+        if cache is self.cache:
+            self.last_binding = CacheBinding(BindingRoute.SAME, "it is the runner's cache")
+            return self.last_binding
+        cache = checks.cache_for(self.model, cache, None, None)
+        difference = layout_difference(self.cache, cache)
+        step = self._step if difference is None else self._step_for(cache)
+        self._disarm("the last change of caches failed: capture a prompt")
+        self._generation += 1
+        binding = bind_variants(self._variants, difference, cache)
+        try:
+            self._move_to(cache, step)
+        except BaseException:
+            self._move_to(cache, step)  # an interrupt must not leave two caches in use
+            raise
+        self.rebinds += binding.rebound
+        self.last_binding = binding
+        _log.info("the runner works on another cache: %s", binding)
+        return binding
 
     def replay(self, token: int | torch.Tensor | None = None) -> torch.Tensor:
         """Decodes one token.
@@ -274,6 +329,19 @@ class CUDAGraphAR(Generating, NotCopied):
 
     # ---- inside ---------------------------------------------------------------------------------
 
+    def _move_to(self, cache: StaticKVCache, step: DecodeStep) -> None:
+        """Exchanges cache and step for good; may be done twice."""
+        self.cache.unwatch(self)
+        step.use(cache)
+        self._step, self._token = step, step.token
+        self.cache, self._state = cache, cache._state
+        cache.watch(self)
+        self._variants.stale = None
+        self._captured = self._variants.get(step.key)
+        can_continue = self._captured is not None or self._eager_reason() is not None
+        self._disarm("the runner was given another cache: expected a prompt")
+        self._may_force = can_continue and step.has_logits
+
     def _eager_reason(self) -> str | None:
         if os.environ.get("GRAPHCORE_DISABLE") == "1":
             return "GRAPHCORE_DISABLE=1"
@@ -338,15 +406,24 @@ class CUDAGraphAR(Generating, NotCopied):
             self._step.run()
 
     def _checked_prompt(
-        self, caller: str, input_ids: torch.Tensor, attention_mask: torch.Tensor | None
+        self,
+        caller: str,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        cache: StaticKVCache | None,
     ) -> Prompt:
-        if self._closed:
-            raise LifecycleError(f"{caller}: expected an open runner, the runner is closed")
+        self._refuse_closed(caller)
         refuse_inside_capture(caller)
         self._end_flight()
+        if cache is not None:
+            self.use(cache)
         self.cache.check_buffers()
         checks.check_training(self.model)
         return prompt.check_prompt(self.model, self.cache, input_ids, attention_mask)
+
+    def _refuse_closed(self, caller: str) -> None:
+        if self._closed:
+            raise LifecycleError(f"{caller}: expected an open runner, the runner is closed")
 
     def _checked_seen(self) -> int:
         """The number of held tokens, if one more may be decoded."""

@@ -17,6 +17,7 @@ from graphcore.decode.ending import MOST_EOS_IDS
 from graphcore.decode.forward import Forward
 from graphcore.decode.prompt import Prompt
 from graphcore.decode.sampler import Sampler
+from graphcore.decode.static_cache import StaticKVCache
 from graphcore.errors import LifecycleError
 
 _no_token = -1
@@ -70,6 +71,11 @@ class DecodeStep:
     def has_logits(self) -> bool:
         """Whether a prompt was forwarded, which is when the logits get their address."""
         return self._logits is not None
+
+    def use(self, cache: StaticKVCache) -> None:
+        """Works on another cache of the same layout from now on; its own buffers stay."""
+        self.forward.use(cache)
+        self._cache = cache
 
     def prefill(self, prompt: Prompt) -> None:
         """Forwards a prompt eagerly behind what the cache holds."""

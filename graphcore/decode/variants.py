@@ -7,7 +7,7 @@ changes, all variants are given back.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator
 
 import torch
 
@@ -25,6 +25,9 @@ class Variants:
 
     def __len__(self) -> int:
         return len(self._steps)
+
+    def __iter__(self) -> Iterator[CapturedStep]:
+        return iter(self._steps.values())
 
     def get(self, key: Key) -> CapturedStep | None:
         """The variant of ``key``; None where it was not captured, or any is stale."""

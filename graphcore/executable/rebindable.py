@@ -29,6 +29,7 @@ class RebindableExec(UpdatableExec):
         buffers: Mapping[str, Any] | Iterable[tuple[Any, Any]],
         names: Mapping[str, Any] | None = None,
         reinstantiate: bool = True,
+        allow_unused: bool = False,
     ) -> RebindOutcome:
         """Makes the executable work on other buffers, all of them or none.
 
@@ -46,6 +47,8 @@ class RebindableExec(UpdatableExec):
                 word that lies in one of these as well as in an old buffer is ambiguous.
             reinstantiate: Build a new executable behind this object where CUDA takes the new
                 pointers no other way (copies of several rows).
+            allow_unused: An old buffer that no node points into is let go, and the new one kept in
+                its place.
 
         Returns:
             What was changed, and how: node by node where that is cheaper, else by a whole update.
@@ -56,13 +59,14 @@ class RebindableExec(UpdatableExec):
             ConfigurationError: No pairs, an unknown name, old is new, old buffers or new ones that
                 overlap, a new one that is smaller, of another dtype or strides, less aligned, on
                 the host or of another driver; a word that is ambiguous (names node, argument and
-                byte); an old one that no node points into.
+                byte); an old one that no node points into, unless ``allow_unused``.
             UpdateRefused: CUDA refuses, and nothing may be built anew.
             CudaError: Another failure. After any error the executable is as before, or the notes
                 say which nodes are not.
         """
         self._refuse_change("rebind")
-        return rebind(self, buffers, {**self._watched(), **checked_names(names)}, reinstantiate)
+        known = {**self._watched(), **checked_names(names)}
+        return rebind(self, buffers, known, reinstantiate=reinstantiate, allow_unused=allow_unused)
 
     def _take_anew(self, made: Graph, changes: Mapping[NodeHandle, NodeParams]) -> ExecResource:
         """As :meth:`_take_copy`, by a new executable behind this object; returns the old one."""

@@ -74,7 +74,9 @@ def rebind(
     executable: RebindableExec,
     given: Mapping[str, Any] | Iterable[tuple[Any, Any]],
     names: Mapping[str, Any],
+    *,
     reinstantiate: bool,
+    allow_unused: bool,
 ) -> RebindOutcome:
     """As ``GraphExec.rebind``."""
     current = executable._current
@@ -89,7 +91,8 @@ def rebind(
         found, route, reason = known[1], RebindRoute.WHOLE, "a graph of an earlier exchange"
     else:
         snapshot = current.snapshot()
-        found = repoint(snapshot, [Move(each.old, each.by) for each in wanted], others)
+        moves = [Move(each.old, each.by) for each in wanted]
+        found = repoint(snapshot, moves, others, allow_unused=allow_unused)
         route, reason, replaced = _apply(executable, found, snapshot, key, reinstantiate, owners)
     owners.take_over(executable, has_new_nodes=replaced is not None)
     executable._exchanged([each.old for each in wanted])

@@ -51,7 +51,11 @@ class Repointing:
 
 
 def repoint(
-    snapshot: GraphSnapshot, moves: Sequence[Move], others: Iterable[Span] = ()
+    snapshot: GraphSnapshot,
+    moves: Sequence[Move],
+    others: Iterable[Span] = (),
+    *,
+    allow_unused: bool = False,
 ) -> Repointing:
     """The parameters of ``snapshot`` after all ``moves``.
 
@@ -60,6 +64,7 @@ def repoint(
         moves: What goes where; their spans do not overlap.
         others: Other known memory: a word that is in a move's span and in one of these that reaches
             beyond it may mean either.
+        allow_unused: Memory that no node points into is fine.
 
     Raises:
         ConfigurationError: A word is ambiguous, a copy or fill reaches past the memory, the memory
@@ -69,7 +74,7 @@ def repoint(
     for node in snapshot.walk():
         search.look_at(node)
     for move, count in zip(search.moves, search.words, strict=True):
-        if not count and not search.problems:
+        if not (count or allow_unused or search.problems):
             search.problems.append(f"{move.old.name}: not found: no node points into it")
     if search.problems:
         shown = search.problems[:_SHOWN]

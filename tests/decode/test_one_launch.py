@@ -20,7 +20,7 @@ from helpers.decode_models import (
 )
 
 import graphcore
-from graphcore.decode import CUDAGraphAR
+from graphcore.decode import CUDAGraphAR, StaticKVCache
 from graphcore.decode.one_launch import OneLaunch
 from graphcore.driver import Driver, active
 from graphcore.driver.records import NodeKind
@@ -399,6 +399,20 @@ def test_a_buffer_that_was_replaced_before_the_prompt_is_captured_again(
     assert runner.captures == 2
     assert loop_of(runner) is not old
     assert old.graph.is_closed
+
+
+def test_another_cache_is_decoded_into_and_nothing_keeps_the_one_before(
+    runner: CUDAGraphAR, prompt: torch.Tensor, expected: torch.Tensor
+) -> None:
+    runner.generate_in_one_launch(prompt, 2)
+    first = weakref.ref(runner.cache.layers[0].keys)
+    other = StaticKVCache.for_model(runner.model, ROOM, batch_size=2)
+    assert torch.equal(runner.generate_in_one_launch(prompt, NEW, cache=other), expected)
+    assert (runner.captures, runner.rebinds) == (1, 1)
+    assert_mirror_is_position(runner, PROMPT + NEW)
+    assert other.layers[0].keys[:, :, : PROMPT + NEW].abs().sum(dim=-1).all()
+    gc.collect()
+    assert first() is None
 
 
 @pytest.mark.parametrize("why", ["capture=False", "GRAPHCORE_DISABLE=1"])

@@ -809,6 +809,27 @@ def test_what_cannot_be_exchanged_is_refused_and_nothing_changes(bench: Bench, n
     assert x.tolist() == [[1.0] * 4] * 4
 
 
+def test_memory_that_no_node_points_into_is_let_go_where_that_is_allowed(bench: Bench) -> None:
+    x, unused = _tensor(bench, 4), _tensor(bench, 4)
+    others = _tensor(bench, 4), _tensor(bench, 4)
+    handle = build(bench, (Step(bench.kernel_params(fill_value, x.data_ptr(), 1.0, 4)),))
+    owners = OwnerSet().with_(x, label="x").with_(unused, label="unused")
+    executable = Graph(bench.driver, handle, owners=owners, owned=False).instantiate()
+    with pytest.raises(ConfigurationError, match="unused: not found: no node points into it"):
+        executable.rebind({"x": others[0], "unused": others[1]})
+    outcome = executable.rebind({"x": others[0], "unused": others[1]}, allow_unused=True)
+    assert dict(outcome.words) == {"x": 1, "unused": 0}
+    assert {owner.label: owner.object for owner in executable.owners} == {
+        "x": others[0],
+        "unused": others[1],
+    }
+    run(executable, bench)
+    assert others[0].tolist() == [1.0] * 4
+    back = executable.rebind({"unused": unused}, allow_unused=True)
+    assert back.nodes == 0
+    assert executable.check() == []
+
+
 def test_two_new_buffers_that_overlap_are_refused(bench: Bench) -> None:
     a, b, new = (_tensor(bench, 4) for _ in range(3))
     add: list[NodeParams] = [bench.kernel_params(add_one, t.data_ptr(), 4) for t in (a, b)]
