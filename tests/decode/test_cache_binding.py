@@ -138,8 +138,8 @@ def test_a_forced_token_continues_behind_what_the_other_cache_holds(llama: CUDAG
     assert llama.captures == 1
 
 
-@pytest.mark.parametrize("how", ["capture", "stream"])
-def test_capture_and_stream_take_a_cache_too(llama: CUDAGraphAR, how: str) -> None:
+@pytest.mark.parametrize("how", ["capture", "stream", "one launch"])
+def test_every_way_to_begin_a_generation_takes_a_cache(llama: CUDAGraphAR, how: str) -> None:
     prompt = prompt_of(llama, 5)
     expected = eager_tokens(llama.model, prompt, NEW)[0, 5:].tolist()
     llama.generate(prompt, 2)
@@ -147,8 +147,14 @@ def test_capture_and_stream_take_a_cache_too(llama: CUDAGraphAR, how: str) -> No
     if how == "capture":
         llama.capture(prompt, cache=other)
         tokens = [int(llama.replay()) for _ in range(NEW)]
-    else:
+    elif how == "stream":
         tokens = [int(ids) for ids in llama.stream(prompt, NEW, cache=other)]
+    else:
+        llama.generate_in_one_launch(prompt, 2)
+        poisoned = poison(llama.cache)
+        old = llama.cache
+        tokens = llama.generate_in_one_launch(prompt, NEW, cache=other)[0, 5:].tolist()
+        assert_untouched(old, poisoned)
     assert tokens == expected
     assert llama.cache is other
 
