@@ -7,7 +7,7 @@ peer, larger is better. What has no floor or no peer is a note, not a row.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -95,10 +95,24 @@ class Report:
         return "\n".join(lines)
 
 
+_UNITS: Mapping[str, Callable[[float], float]] = {
+    "us": lambda seconds: seconds * 1e6,
+    "tokens/s": lambda seconds: 1 / seconds,
+}
+
+
 def row_of(
-    case: str, timings: Timings, *, ours: str, floor: str, peers: Sequence[str], allowance: float
+    case: str,
+    timings: Timings,
+    *,
+    ours: str,
+    floor: str,
+    peers: Sequence[str],
+    allowance: float,
+    unit: str = "us",
+    error: float | None = None,
 ) -> Row:
-    """The row of a timed case, in microseconds.
+    """The row of a timed case.
 
     Args:
         case: The stable name of the case.
@@ -107,17 +121,20 @@ def row_of(
         floor: The arm nothing can beat.
         peers: The arms of others; at least one.
         allowance: Seconds that the floor has on top (what a guarded launch may cost, say).
+        unit: "us" a call, or "tokens/s", where a call is a token.
+        error: Of ours, as the suite says.
     """
+    shown = _UNITS[unit]
     best = timings.fastest(peers)
     assert best is not None  # a case without a peer is a note
     of_floor = timings.speed(ours, floor, allowance)
     against = timings.speed(ours, best)
     return Row(
         case=case,
-        unit="us",
-        ours=timings.seconds(ours).median * 1e6,
-        floor=(timings.seconds(floor).median + allowance) * 1e6,
-        peers={name: timings.seconds(name).median * 1e6 for name in peers},
+        unit=unit,
+        ours=shown(timings.seconds(ours).median),
+        floor=shown(timings.seconds(floor).median + allowance),
+        peers={name: shown(timings.seconds(name).median) for name in peers},
         of_floor=of_floor.median,
         vs_best_peer=against.median,
         spread={
@@ -125,9 +142,10 @@ def row_of(
             "vs_best_peer": against.bounds(),
             "ours_against_ours": timings.same_against_same(ours).bounds(),
         },
+        error=error,
     )
 
 
 def _line(case: str, unit: str, *cells: str) -> str:
     *numbers, peers = cells
-    return f"{case:<18}{unit:<5}" + "".join(f"{cell:>13}" for cell in numbers) + f"  {peers}"
+    return f"{case:<22}{unit:<9}" + "".join(f"{cell:>13}" for cell in numbers) + f"  {peers}"

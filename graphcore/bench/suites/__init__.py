@@ -15,16 +15,20 @@ from graphcore.driver import Driver
 from graphcore.errors import ConfigurationError
 
 SUITES: Mapping[str, str] = {
-    name: f"graphcore.bench.suites.{name}" for name in ("inspect", "launch", "update")
+    name: f"graphcore.bench.suites.{name}" for name in ("decode", "inspect", "launch", "update")
 }
+
+PARTS: Mapping[str, tuple[str, ...]] = {"decode": ("smollm2", "llama-1b", "qwen3-moe", "t5-base")}
+"""Cases of suites whose cases run each in a process of its own, since they hold models and code."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What the caller wants: rounds of A B B A, and peers that are left out."""
+    """What the caller wants: rounds of A B B A, peers left out, cases (none named: all)."""
 
     rounds: int
     without: frozenset[str] = frozenset()
+    only: frozenset[str] = frozenset()
 
     def check_peers(self, known: Iterable[str]) -> None:
         """Raises ConfigurationError where a peer that is to be left out is none of ``known``."""
@@ -32,6 +36,18 @@ class Request:
         if unknown:
             raise ConfigurationError(
                 f"--without: expected peers of the suite, {sorted(known)}, got {unknown}"
+            )
+
+    def wants(self, case: str) -> bool:
+        """Whether ``case`` is to be measured."""
+        return not self.only or case in self.only
+
+    def check_cases(self, known: Iterable[str]) -> None:
+        """Raises ConfigurationError where a case that is asked for is none of ``known``."""
+        unknown = sorted(self.only - set(known))
+        if unknown:
+            raise ConfigurationError(
+                f"--only: expected cases of the suite, {sorted(known)}, got {unknown}"
             )
 
 

@@ -1,0 +1,253 @@
+"""Suite decode: tokens a second at batch 1, ours against transformers and graphs made by hand.
+
+A case's row is our compiled step against every peer; a second one is the plain step against the
+peers whose kernels are the model's own, a third the generation in one launch. The floor of a row is
+the GPU time of its step's graph alone. What the replay call costs the host is a row by itself.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from graphcore.bench.cloop import LaunchLoop
+from graphcore.bench.harness import Arm, Effort, measure
+from graphcore.bench.results import Row, row_of
+from graphcore.bench.suites import Measured, Request
+from graphcore.bench.suites.decode_arms import submitting, warmed
+from graphcore.bench.suites.decode_checks import agreement, read_bandwidth, step_bytes
+from graphcore.bench.suites.decode_models import CASES, EXPERTS, Subject, subject_of
+from graphcore.bench.suites.decode_ours import COMPILED, ONE_LAUNCH, PLAIN, OurWay
+from graphcore.bench.suites.decode_peers import (
+    BY_HAND,
+    EMULATED_PEERS,
+    PEERS,
+    HandStep,
+    eager_tokens,
+)
+from graphcore.bench.suites.decode_peers import COMPILED as COMPILED_PEERS
+from graphcore.bench.suites.decode_ways import SUFFIX, compile_notes
+from graphcore.bench.timings import Timings
+from graphcore.driver import Driver
+from graphcore.interop.streams import current_stream
+
+Note = Mapping[str, Any]
+T = TypeVar("T")
+
+
+def run(driver: Driver, request: Request) -> Measured:
+    """Measures the cases asked for; on the emulated driver tiny models, whose times mean nothing.
+
+    Raises:
+        ConfigurationError: A peer to leave out, or a case, that is none.
+    """
+    request.check_peers([*PEERS, *EMULATED_PEERS])
+    compared = [f"{name}{SUFFIX}" for name in CASES]
+    request.check_cases([*CASES, *compared])
+    rows: list[Row] = []
+    notes: list[Note] = []
+    for name in request.only.intersection(compared):
+        notes += compile_notes(name, driver)
+    for name in CASES:
+        if request.wants(name):
+            case = Case(subject_of(name, driver), driver, request)
+            rows += case.rows()
+            notes += case.notes
+    return Measured(rows, notes)
+
+
+class Case:
+    """One model with all arms; what it measures, and what it could not."""
+
+    def __init__(self, subject: Subject, driver: Driver, request: Request) -> None:
+        self.subject, self.driver, self.request = subject, driver, request
+        self.name = subject.name
+        self.notes: list[Note] = [{"about": f"{self.name}: {subject.weights}"}]
+        self.eager, self.end = eager_tokens(subject)
+        self.ways: dict[str, OurWay] = {}
+
+    def rows(self) -> list[Row]:
+        """Measures everything."""
+        experts = self._best_experts()
+        with self.subject.experts(experts):
+            self._try(PLAIN, self._way, PLAIN)
+        self._try(COMPILED, self._way, COMPILED, compile=True)
+        peers = self._peers(experts)
+        if not self.ways or not peers:
+            return []
+        ours = [arm for way in self.ways.values() for arm in (way.arm(), way.step_arm())]
+        if PLAIN in self.ways:
+            ours.append(self.ways[PLAIN].loop_arm())
+            arm = self._try(ONE_LAUNCH, lambda: warmed(self.ways[PLAIN].one_launch()))
+            ours += [] if arm is None else [arm]
+        timings = measure([*ours, *peers], self._effort(), self.driver.synchronize)
+        made = self._token_rows(timings, [arm.name for arm in peers])
+        self._note_steps(timings)
+        host = self._try("host time of a replay", self._host_row)
+        return made if host is None else [*made, host]
+
+    # ---- arms ----------------------------------------------------------------------------------
+
+    def _way(self, name: str, **options: Any) -> None:
+        way = OurWay(name, self.subject, self.driver, self.end, **options)
+        warmed(way.arm())
+        self.ways[name] = way
+        self.notes += way.one_time_notes(self.name)
+
+    def _peers(self, experts: str) -> list[Arm]:
+        arms: list[Arm] = []
+        for name, build in (EMULATED_PEERS if self.driver.is_emulated else PEERS).items():
+            if name in self.request.without:
+                self.notes.append({"left out": f"{self.name} {name}", "reason": "asked for"})
+                continue
+            which = EXPERTS[0] if name in COMPILED_PEERS else experts
+            start = time.perf_counter()
+            with self.subject.experts(which):
+                arm = self._try(name, build, self.subject, self.driver, self.end)
+            if arm is not None:
+                arms.append(arm)
+                self._note(f"{name}: made ready", "ms", (time.perf_counter() - start) * 1e3)
+        return arms
+
+    def _best_experts(self) -> str:
+        """The way of the experts whose plain step takes the least GPU time, told in notes."""
+        if not self.subject.has_experts:
+            return EXPERTS[0]
+        times: dict[str, float] = {}
+        for name in EXPERTS:
+            with self.subject.experts(name):
+                seconds = self._try(f"experts {name}", self._plain_step_seconds)
+            if seconds is not None:
+                self._note(f"plain step, experts {name}", "us", seconds * 1e6)
+                times[name] = seconds
+        best = min(times, key=lambda name: times[name], default=EXPERTS[0])
+        what = f"{best} where steps are plain, {EXPERTS[0]} where inductor compiles them"
+        self.notes.append({"about": f"{self.name}: experts {what}"})
+        return best
+
+    def _plain_step_seconds(self) -> float:
+        way = OurWay("probe", self.subject, self.driver, self.end)
+        calls = self._effort().calls
+        seconds = min(way.step_arm().burst(calls) for _ in range(3)) / calls
+        way.close()
+        return seconds
+
+    def _effort(self) -> Effort:
+        if self.driver.is_emulated:
+            return Effort(rounds=1, bursts=1, calls=self.subject.tokens)
+        return Effort(rounds=self.request.rounds, bursts=1, calls=self.subject.tokens)
+
+    # ---- rows ----------------------------------------------------------------------------------
+
+    def _token_rows(self, timings: Timings, peers: list[str]) -> list[Row]:
+        row = functools.partial(row_of, timings=timings, allowance=0.0, unit="tokens/s")
+        plain_peers = [name for name in peers if name not in COMPILED_PEERS]
+        best = COMPILED if COMPILED in self.ways else PLAIN
+        wanted = [(self.name, best, best, peers)]
+        if best == COMPILED and PLAIN in self.ways:
+            wanted.append((f"{self.name} plain", PLAIN, PLAIN, plain_peers))
+        if ONE_LAUNCH in timings.rounds:
+            wanted.append((f"{self.name} one launch", ONE_LAUNCH, PLAIN, plain_peers))
+        errors = self._errors()
+        return [
+            row(case, ours=ours, floor=f"{way}: step", peers=against, error=errors[way])
+            for case, ours, way, against in wanted
+            if against
+        ]
+
+    def _errors(self) -> dict[str, float | None]:
+        """Of each way, with what it decoded beside eager in notes."""
+        errors: dict[str, float | None] = {}
+        for name, way in self.ways.items():
+            runner = way.runner
+            found = self._try(
+                f"{name} against eager", agreement, runner, self.subject, self.eager, self.end
+            )
+            errors[name] = None if found is None else found.error
+            if found is not None:
+                out_of = f"of {found.steps}"
+                self._note(f"{name}: tokens equal to eager", out_of, found.equal)
+                self._note(f"{name}: choices equal, tokens forced", out_of, found.choices)
+        return errors
+
+    def _host_row(self) -> Row:
+        """The replay call, against the driver's call in a C loop and torch's replay."""
+        way = next(iter(self.ways.values()))
+        driver, launched = self.driver, way.runner.executable
+        assert launched is not None
+        assert way.runner.graph is not None
+        executable, stream = driver.instantiate(way.runner.graph.handle), current_stream(driver)
+        if driver.is_emulated:
+            call = driver.bind_launch(executable, stream)
+            floor = submitting("bound call", way.begin, call, driver)
+            peers = [
+                submitting(
+                    "driver call",
+                    way.begin,
+                    lambda: driver.launch_graph(executable, stream),
+                    driver,
+                )
+            ]
+        else:
+            floor = _c_loop(way, executable, stream, driver)
+            step = HandStep(self.subject)
+            step.capture(step.decode)
+            peers = [submitting(BY_HAND, step.begin, step.replay, driver)]
+        calls = 2 if driver.is_emulated else 4  # few: a full queue would show the device's time
+        effort = Effort(self._effort().rounds, 1 if driver.is_emulated else 8, calls)
+        timings = measure([floor, way.host_arm(), *peers], effort, driver.synchronize)
+        names = [arm.name for arm in peers]
+        return row_of(
+            f"{self.name} host", timings, ours="ours", floor=floor.name, peers=names, allowance=0.0
+        )
+
+    # ---- notes ---------------------------------------------------------------------------------
+
+    def _note_steps(self, timings: Timings) -> None:
+        bandwidth = read_bandwidth(self.driver)
+        self._note("streaming read", "GB/s", bandwidth / 1e9)
+        for name, way in self.ways.items():
+            gpu = timings.seconds(f"{name}: step").median
+            bytes_read = step_bytes(self.subject, way.runner.cache)
+            self._note(f"{name}: GPU time of a step", "us", gpu * 1e6)
+            self._note(f"{name}: wall over GPU time", "", 1 / self._of_step(timings, name))
+            self._note(f"{name}: bytes of a step", "MB", bytes_read / 1e6)
+            self._note(f"{name}: of the read bandwidth", "%", 100 * bytes_read / gpu / bandwidth)
+        loop = f"{PLAIN}: loop"
+        if loop in timings.rounds:
+            found = 1 / timings.speed(loop, f"{PLAIN}: step").median
+            self._note(f"{loop}, wall over GPU time", "", found)
+
+    def _of_step(self, timings: Timings, name: str) -> float:
+        return timings.speed(name, f"{name}: step").median
+
+    def _note(self, what: str, unit: str, value: float) -> None:
+        digits = 4 if unit == "" else 2
+        self.notes.append(
+            {"case": f"{self.name} {what}", "unit": unit, "ours": round(value, digits)}
+        )
+
+    def _try(self, what: str, act: Callable[..., T], *arguments: Any, **options: Any) -> T | None:
+        """What ``act`` gives. What it raises becomes a note: one arm must not cost the case."""
+        try:
+            return act(*arguments, **options)
+        except Exception as error:
+            first_line = str(error).strip().partition("\n")[0]
+            reason = f"{type(error).__name__}: {first_line}"
+            self.notes.append({"left out": f"{self.name} {what}", "reason": reason})
+            return None
+
+
+def _c_loop(way: OurWay, executable: Any, stream: Any, driver: Driver) -> Arm:
+    loop = LaunchLoop()
+
+    def burst(calls: int) -> float:
+        way.begin()
+        driver.synchronize()
+        taken = loop.seconds(executable, stream, calls)
+        driver.synchronize()
+        return taken
+
+    return Arm("C loop", burst)
