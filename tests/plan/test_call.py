@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from graphcore_kernels import strided_copy
-from helpers.contract import Bench
+from helpers.contract import Bench, copy_1d
 from helpers.kernels import ONE_BLOCK, add_one, count_down, scale, set_value
 from helpers.plan_sites import GRAPH_WAYS, WAYS, do, make_graph
 from helpers.tensors import device_of, filled
@@ -16,7 +16,7 @@ from helpers.tensors import device_of, filled
 import graphcore
 from graphcore import Buffer, GraphPlan
 from graphcore.driver import Driver
-from graphcore.driver.records import NodeKind
+from graphcore.driver.records import MemsetParams, NodeKind
 from graphcore.errors import CaptureError, PlanError
 
 
@@ -144,6 +144,44 @@ def test_calls_work_in_bodies_where_their_copies_become_kernels(bench: Bench, wa
     do(plan, tensors, way, bench.stream)
     assert (tensors["x"].tolist(), tensors["y"].tolist()) == ([8] * 4, [8] * 4)
     assert tensors["n"].item() == 0
+
+
+def test_a_graph_with_fills_and_copies_that_were_captured_elsewhere_runs_in_a_body(
+    bench: Bench,
+) -> None:
+    """A body takes nodes of one context only, and captured ones bring that of their capture."""
+    device = device_of(bench.driver)
+    tensors = {
+        "x": torch.full((4,), 7.0, device=device),
+        "y": torch.full((4,), 7.0, device=device),
+        "n": torch.full((1,), 3, dtype=torch.int32, device=device),
+    }
+    x, y = tensors["x"], tensors["y"]
+    with graphcore.capture(driver=bench.driver) as capture:
+        stream = capture.stream.handle
+        bench.driver.fill(MemsetParams(x.data_ptr(), 0, 4, 4), stream)
+        x.add_(2)
+        bench.driver.copy(copy_1d(y.data_ptr(), x.data_ptr(), 16), stream)
+        y.mul_(3)
+    kinds = [node.kind for node in capture.graph.snapshot().nodes]
+    assert (kinds[0], kinds[2]) == (NodeKind.MEMSET, NodeKind.MEMCPY)
+    plan = GraphPlan()
+    n, more = plan.buffer("n", (1,), "int32"), plan.condition("more", default=1)
+    with plan.while_loop(more) as body:
+        body.embed(capture.graph)
+        body.launch(count_down, ONE_BLOCK, more, n)
+    graph = plan.build({"n": tensors["n"]}, driver=bench.driver, copy_kernel=strided_copy)
+    embedded = graph.snapshot().nodes[0].bodies[0].nodes[0].child
+    assert embedded is not None
+    kernel, fill = NodeKind.KERNEL, NodeKind.MEMSET
+    assert sorted(node.kind.value for node in embedded.nodes) == sorted(
+        kind.value for kind in (kernel, kernel, kernel, fill)
+    )
+    assert len(embedded.edges) == 3
+    with graph.instantiate() as executable:
+        executable.launch(bench.stream)
+        bench.stream.synchronize()
+    assert (x.tolist(), y.tolist(), tensors["n"].item()) == ([2] * 4, [6] * 4, 0)
 
 
 @pytest.mark.parametrize("way", WAYS)
