@@ -9,15 +9,33 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from graphcore.decode.buckets import Bucket, BucketGeneration, DecodeBuckets
+    from graphcore.decode.cache_binding import BindingRoute, CacheBinding
     from graphcore.decode.generation import Generation, generate
     from graphcore.decode.runner import CUDAGraphAR
     from graphcore.decode.sampling import Sampling
     from graphcore.decode.static_cache import StaticKVCache
 
-__all__ = ["CUDAGraphAR", "Generation", "Sampling", "StaticKVCache", "generate"]
+__all__ = [
+    "BindingRoute",
+    "Bucket",
+    "BucketGeneration",
+    "CUDAGraphAR",
+    "CacheBinding",
+    "DecodeBuckets",
+    "Generation",
+    "Sampling",
+    "StaticKVCache",
+    "generate",
+]
 
 _homes = {
+    "BindingRoute": "graphcore.decode.cache_binding",
+    "Bucket": "graphcore.decode.buckets",
+    "BucketGeneration": "graphcore.decode.buckets",
     "CUDAGraphAR": "graphcore.decode.runner",
+    "CacheBinding": "graphcore.decode.cache_binding",
+    "DecodeBuckets": "graphcore.decode.buckets",
     "Generation": "graphcore.decode.generation",
     "Sampling": "graphcore.decode.sampling",
     "StaticKVCache": "graphcore.decode.static_cache",

@@ -6,6 +6,7 @@ The buffers never move: assigning others marks every captured graph stale. A lay
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -102,6 +103,19 @@ class StaticLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is unt
         if self.index == self._state.last_owner:
             self._state.advance(length)
         return keys, values
+
+    def view(self, state: CacheState, batch_size: int) -> StaticLayer:
+        """The first rows, and slots up to the capacity of ``state``, in the same storage."""
+        twin = copy.copy(self)
+        twin._state = state
+        twin.batch_size = batch_size
+        twin.max_cache_len = min(self.max_cache_len, state.capacity)
+        twin._keys = self._keys[:batch_size, :, : twin.max_cache_len]
+        twin._values = self._values[:batch_size, :, : twin.max_cache_len]
+        twin._shapes = {"keys": tuple(twin._keys.shape), "values": tuple(twin._values.shape)}
+        for buffer in (twin._keys, twin._values):
+            torch._dynamo.mark_static_address(buffer)
+        return twin
 
     def prefix(self, end: int) -> Pair:
         """Views of the first ``end`` slots: same address and strides for every ``end``."""
@@ -224,6 +238,10 @@ class BorrowingLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is 
         self.is_initialized = True
         self.batch_size = batch_size
         self._state = state
+
+    def view(self, state: CacheState, batch_size: int) -> BorrowingLayer:
+        """The same for ``batch_size`` rows and the capacity of ``state``."""
+        return BorrowingLayer(self.index, state, batch_size)
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         """Nothing: there are no buffers."""

@@ -23,7 +23,7 @@ from graphcore.driver import Driver
 from graphcore.executable import Capture, Graph, GraphExec, capture
 from graphcore.executable.capture_options import LegacyWork
 from graphcore.executable.rebinding import RebindOutcome
-from graphcore.interop.torch import annotate_modules
+from graphcore.interop.torch import MemoryPool, annotate_modules
 
 _warmup_steps = 2
 
@@ -112,6 +112,7 @@ def capture_step(
     *,
     on_legacy_work: LegacyWork = "error",
     compile_how: Compile = False,
+    pool: MemoryPool | None = None,
 ) -> CapturedStep:
     """Warms up and captures one step of ``step`` at the cache's position.
 
@@ -127,7 +128,7 @@ def capture_step(
     at = min(held, cache.max_seq_len - 1)  # a full cache has no free slot to warm up in
     slot = cache.saved_slot(at)
     saved = step.saved()
-    capturing = capture(driver=driver, on_legacy_work=on_legacy_work)
+    capturing = capture(driver=driver, on_legacy_work=on_legacy_work, pool=pool)
     compiled = None if compile_how is False else CompiledStep(step, compile_how)
 
     def warm_up() -> None:

@@ -37,9 +37,10 @@ from graphcore.decode.variants import Variants
 from graphcore.driver import Driver, active
 from graphcore.errors import CapacityError, CaptureError, ConfigurationError, LifecycleError
 from graphcore.executable import Graph, GraphExec
-from graphcore.executable.capture_options import LegacyWork, check_legacy_work
+from graphcore.executable.capture_options import LegacyWork, check_legacy_work, check_pool
 from graphcore.executable.handles import NotCopied
 from graphcore.interop import choose_driver
+from graphcore.interop.torch import MemoryPool
 from graphcore.resources.fingerprint import Fingerprint
 
 _log = logging.getLogger("graphcore")
@@ -69,6 +70,8 @@ class CUDAGraphAR(Generating, NotCopied):
         on_legacy_work: As of :func:`graphcore.capture`. "error": work of other threads on the
             legacy stream breaks the capture of the step. "ignore": it runs; for servers whose
             threads launch there, other runners' replays without a stream among them.
+        pool: As of :func:`graphcore.capture`: a torch memory pool that several runners capture
+            into. They must not replay at the same time. None: one for each captured step.
 
     Raises:
         ConfigurationError: A model, a size, a driver or an option that cannot work.
@@ -87,9 +90,11 @@ class CUDAGraphAR(Generating, NotCopied):
         capture: bool = True,
         compile: Compile = False,  # noqa: A002  (as published)
         on_legacy_work: LegacyWork = "error",
+        pool: MemoryPool | None = None,
     ) -> None:
         refuse_inside_capture("CUDAGraphAR")
         check_legacy_work(on_legacy_work)
+        check_pool(pool)
         checks.check_model(model)
         if sampling is not None and not isinstance(sampling, Sampling):
             raise ConfigurationError(f"sampling: expected Sampling or None, got {sampling!r}")
@@ -103,6 +108,7 @@ class CUDAGraphAR(Generating, NotCopied):
         self.last_binding: CacheBinding | None = None
         self._on_legacy_work = on_legacy_work
         self._compile = compile
+        self._pool = pool
         self._sampling = sampling or Sampling.greedy()
         self._step = self._step_for(self.cache)
         self._variants = Variants()
@@ -366,6 +372,15 @@ class CUDAGraphAR(Generating, NotCopied):
             raise
         self._arm()
 
+    def _continue(self, other: CUDAGraphAR) -> None:
+        """Goes on where ``other`` stopped, whose cache is a smaller view of the same storage."""
+        cache = self.cache
+        cache.rewind(cache.seen_tokens)  # what lies behind is of other generations
+        self._generation += 1
+        self._step.take_over(other._step)
+        self._captured = None if self._eager_reason() else self._captured_variant()
+        self._arm()
+
     def _captured_variant(self) -> CapturedStep:
         """The captured step for what comes next; captured now where there is none."""
         # once a prompt: a replay of old weights behind a prompt of new ones would give neither's
@@ -381,6 +396,7 @@ class CUDAGraphAR(Generating, NotCopied):
                 self.driver,
                 on_legacy_work=self._on_legacy_work,
                 compile_how=self._compile,
+                pool=self._pool,
             )
             self._variants.put(self._step.key, found)
             self.captures += 1

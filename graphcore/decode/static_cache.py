@@ -16,6 +16,7 @@ import torch
 from graphcore.decode import transformers_compat as compat
 from graphcore.decode.cache_layer import BorrowingLayer, Pair, StaticLayer
 from graphcore.decode.cache_state import CacheState, CacheWatcher, refuse_inside_capture
+from graphcore.decode.cache_view import view_of
 from graphcore.decode.scratch import Scratch
 from graphcore.decode.sizes import (
     PerLayer,
@@ -174,6 +175,20 @@ class StaticKVCache(compat.Cache):  # type: ignore[misc]  # transformers is unty
     def _make_scratch(self, dtype: torch.dtype) -> None:
         if dtype != self.dtype:
             self._scratch.make(dtype, self.device)
+
+    def view(
+        self, *, batch_size: int | None = None, max_seq_len: int | None = None
+    ) -> StaticKVCache:
+        """The first rows and slots as a cache of that size; it shares storage and position.
+
+        None is all of them. What either holds the other holds too, as far as it reaches, so graphs
+        for several sizes need the memory of the largest alone. See :class:`DecodeBuckets`.
+
+        Raises:
+            ConfigurationError: More than there are, or none.
+        """
+        rows = self.batch_size if batch_size is None else batch_size
+        return view_of(self, rows, self.max_seq_len if max_seq_len is None else max_seq_len)
 
     # ---- what it holds --------------------------------------------------------------------------
 

@@ -48,6 +48,8 @@ class DecodeStep:
         self.sampler = sampler
         self._cache = cache
         self._logits: torch.Tensor | None = None
+        self.spare_rows = 0
+        """How many of the last rows stand for nothing: they are finished from the beginning."""
         self._forced = static_zeros((rows,), torch.int64, device).fill_(_no_token)
         self._eos = static_zeros((MOST_EOS_IDS,), torch.int64, device).fill_(_no_token)
         self._pad = static_zeros((), torch.int64, device)
@@ -76,6 +78,17 @@ class DecodeStep:
         """Works on another cache of the same layout from now on; its own buffers stay."""
         self.forward.use(cache)
         self._cache = cache
+
+    def share_logits(self, other: DecodeStep) -> None:
+        """Takes the first rows of another step's logits for its own, before its first prompt."""
+        self._logits = other.logits[: self.forward.rows]
+
+    def take_over(self, other: DecodeStep) -> None:
+        """Goes on where ``other`` stopped, a step of as many rows and fewer slots."""
+        mine, in_cache = self.named_tensors(), self._cache.named_tensors()
+        for name, tensor in other.named_tensors().items():
+            if name not in in_cache:
+                mine[name][tuple(map(slice, tensor.shape))].copy_(tensor)
 
     def prefill(self, prompt: Prompt) -> None:
         """Forwards a prompt eagerly behind what the cache holds."""
@@ -124,6 +137,8 @@ class DecodeStep:
         self._eos.copy_(torch.tensor(filled))
         self._pad.fill_(pad_id)
         self.finished.zero_()
+        if self.spare_rows:
+            self.finished[-self.spare_rows :] = True
         self.forget_forced()
 
     def named_tensors(self) -> dict[str, torch.Tensor]:

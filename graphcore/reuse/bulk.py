@@ -54,7 +54,7 @@ def capture_all(
             )
     ordered = sorted(first, key=size or size_of, reverse=True)
     made: dict[Hashable, GraphExec | EagerExec] = {}
-    with cache._keeping_new() as keep, _shown(progress, len(ordered)) as bar:
+    with cache._keeping_new() as keep, shown(progress, len(ordered)) as bar:
         for key in ordered:
             keep(key)
             try:
@@ -81,7 +81,8 @@ def _memory(cache: GraphCache) -> str:
 
 
 @contextmanager
-def _shown(progress: bool, total: int) -> Iterator[Progress]:
+def shown(progress: bool, total: int) -> Iterator[Progress]:
+    """What shows that ``total`` captures go on: tqdm's bar where it is installed, else the log."""
     if not progress:
         yield _Lines(total, logging.DEBUG)
         return

@@ -1,0 +1,435 @@
+"""DecodeBuckets: captured steps for several batches and capacities over one storage and one pool.
+
+Guarantees: K and V are stored once, as large as the largest bucket; the captures share one memory
+pool; the smallest bucket that fits runs. Rows that pad a batch are finished from the beginning and
+write into rows of their own, which nothing reads. Not locked.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from itertools import product
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from graphcore.decode import checks, prompt
+from graphcore.decode.bucket_memory import BucketMemory, BucketsMemory
+from graphcore.decode.compiled_step import Compile
+from graphcore.decode.ending import EosIds, cut_after_end, end_ids
+from graphcore.decode.runner import CUDAGraphAR
+from graphcore.decode.sampling import Sampling
+from graphcore.decode.sizes import check_positive
+from graphcore.decode.static_cache import StaticKVCache
+from graphcore.driver import Driver
+from graphcore.errors import CapacityError, ConfigurationError, LifecycleError
+from graphcore.executable.capture_options import LegacyWork
+from graphcore.executable.handles import NotCopied
+from graphcore.executable.memory_report import in_words
+from graphcore.interop import choose_driver
+from graphcore.interop.torch import MemoryPool
+from graphcore.reuse.bulk import shown
+
+_log = logging.getLogger("graphcore")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Bucket:
+    """A size for which a step is captured: rows and tokens that it has room for."""
+
+    batch_size: int
+    max_seq_len: int
+
+    def __str__(self) -> str:
+        return f"{self.batch_size} x {self.max_seq_len}"
+
+
+@dataclass(frozen=True, slots=True)
+class BucketGeneration:
+    """What :meth:`DecodeBuckets.generate` decoded, and where.
+
+    Attributes:
+        ids: int64 ``[rows, prompt + new]``, the prompt's rows only.
+        prompt_length: Tokens of the prompt.
+        bucket: Where the generation ended.
+        path: The buckets it went through, smallest first.
+        execution: "graph" or "eager".
+        reason: Why.
+    """
+
+    ids: torch.Tensor
+    prompt_length: int
+    bucket: Bucket
+    path: tuple[Bucket, ...]
+    execution: str
+    reason: str
+
+    @property
+    def new_ids(self) -> torch.Tensor:
+        """int64 ``[rows, new]``."""
+        return self.ids[:, self.prompt_length :]
+
+
+class DecodeBuckets(NotCopied):
+    """Decoding for prompts of many sizes, each by the smallest captured step that fits.
+
+    All steps are captured at construction, the largest first, with progress shown. A prompt of 3
+    rows runs in a bucket of 4: the rows that are left over repeat the last one's prompt, take pads,
+    and are cut from the result; what they hold reaches no other row. One generation at a time.
+
+    Args:
+        model: As of :class:`CUDAGraphAR`.
+        max_seq_lens: Capacities in tokens.
+        batch_sizes: Rows; every batch is captured with every capacity.
+        sampling: How a token is chosen; None: greedy.
+        dtype: Of K and V; None: the model's.
+        driver: None: the one for the model's device.
+        capture: False decodes eagerly, in the same buckets.
+        compile: As of :class:`CUDAGraphAR`.
+        on_legacy_work: As of :class:`CUDAGraphAR`.
+        share_pool: Captures share one torch memory pool; False: one for each, which takes more.
+        progress: A bar (tqdm's, where it is installed, else lines in the log).
+
+    Raises:
+        ConfigurationError: No sizes, one that is not a positive int or comes twice; or as of
+            :class:`CUDAGraphAR`.
+        CaptureError: A step cannot be captured; nothing is left.
+    """
+
+    def __init__(  # noqa: PLR0913  (each is a choice of its own)
+        self,
+        model: Any,
+        max_seq_lens: Sequence[int],
+        batch_sizes: Sequence[int] = (1,),
+        *,
+        sampling: Sampling | None = None,
+        dtype: torch.dtype | None = None,
+        driver: Driver | None = None,
+        capture: bool = True,
+        compile: Compile = False,  # noqa: A002  (as published)
+        on_legacy_work: LegacyWork = "error",
+        share_pool: bool = True,
+        progress: bool = True,
+    ) -> None:
+        lengths = _sizes("max_seq_lens", max_seq_lens)
+        batches = _sizes("batch_sizes", batch_sizes)
+        checks.check_model(model)
+        checks.check_capacity(model, lengths[-1])
+        self.cache = StaticKVCache.for_model(
+            model, lengths[-1], batch_size=batches[-1], dtype=dtype
+        )
+        self.driver = choose_driver(self.cache.position) if driver is None else driver
+        checks.check_driver(self.driver, self.cache.device)
+        self.buckets = tuple(Bucket(*sizes) for sizes in product(batches, lengths))
+        """The sizes, by batch and then by capacity."""
+        self._pool = MemoryPool(self.driver.device) if share_pool else None
+        self._runners: dict[Bucket, CUDAGraphAR] = {}
+        self._newest: CUDAGraphAR | None = None
+        with ExitStack() as undo:
+            undo.callback(self.close)
+            for bucket in self.buckets:
+                self._runners[bucket] = CUDAGraphAR(
+                    model,
+                    self.cache.view(batch_size=bucket.batch_size, max_seq_len=bucket.max_seq_len),
+                    sampling=sampling,
+                    driver=self.driver,
+                    capture=capture,
+                    compile=compile,
+                    on_legacy_work=on_legacy_work,
+                    pool=self._pool,
+                )
+            self._capture_all(progress=progress)
+            undo.pop_all()
+
+    # ---- decoding -------------------------------------------------------------------------------
+
+    def generate(
+        self,
+        input_ids: torch.Tensor,
+        max_new_tokens: int,
+        eos_token_id: EosIds = None,
+        pad_token_id: int | None = None,
+        *,
+        attention_mask: torch.Tensor | None = None,
+        poll_every: int = 16,
+        grow: bool = False,
+        **options: Any,
+    ) -> BucketGeneration:
+        """Decodes up to ``max_new_tokens`` in the smallest bucket that fits.
+
+        Args:
+            input_ids: int64 ``[rows, tokens]`` on the model's device.
+            max_new_tokens: At least 1; prompt and new tokens must fit the largest bucket.
+            eos_token_id: As of :meth:`CUDAGraphAR.generate`.
+            pad_token_id: As of :meth:`CUDAGraphAR.generate`.
+            attention_mask: As of :meth:`CUDAGraphAR.capture`.
+            poll_every: As of :meth:`CUDAGraphAR.generate`.
+            grow: Begin in the smallest bucket that holds the prompt and one token, and move on to
+                the next larger one whenever it is full, in place: attention reads fewer slots, and
+                a generation that ends early never pays for the large bucket. Not with
+                ``attention_mask``.
+            options: What else :meth:`CUDAGraphAR.generate` takes, but ``cache`` and ``keep_cache``.
+
+        Raises:
+            CapacityError: No bucket fits; names the largest. Nothing was launched.
+            ConfigurationError, CaptureError, LifecycleError: As of :meth:`CUDAGraphAR.generate`.
+        """
+        _refuse_options(options)
+        bucket, last = self._choose(input_ids, max_new_tokens, grow=grow)
+        if grow and attention_mask is not None:
+            raise ConfigurationError(
+                "grow: expected a prompt without attention_mask: masks are as long as a bucket"
+            )
+        runner, ids, mask = self._prepared(bucket, input_ids, attention_mask)
+        rows, length = input_ids.shape
+        room = bucket.max_seq_len - length
+        spare = bucket.batch_size - rows
+        with _sparing(runner, spare):
+            decoded = runner.generate(
+                ids,
+                min(max_new_tokens, room),
+                eos_token_id,
+                pad_token_id,
+                attention_mask=mask,
+                poll_every=poll_every,
+                **options,
+            )
+        eos, pad = end_ids(runner.model, eos_token_id, pad_token_id)
+        path = [bucket]
+        for larger in self._between(bucket, last):
+            ended = _ended(decoded[:, length:], eos, spare)
+            if bool(ended.all()) or decoded.shape[1] < path[-1].max_seq_len:
+                break
+            runner = self._moved(runner, larger)
+            path.append(larger)
+            left = min(length + max_new_tokens, larger.max_seq_len) - decoded.shape[1]
+            more = _decode_on(runner, left, eos, pad, ended, poll_every)
+            decoded = torch.cat((decoded, more), dim=1)
+        _log.info("decoded %d rows in bucket %s", rows, " -> ".join(map(str, path)))
+        return BucketGeneration(
+            cut_after_end(decoded[:rows], length, eos),
+            length,
+            path[-1],
+            tuple(path),
+            runner.execution,
+            runner.reason,
+        )
+
+    def stream(
+        self,
+        input_ids: torch.Tensor,
+        max_new_tokens: int,
+        *,
+        attention_mask: torch.Tensor | None = None,
+        **options: Any,
+    ) -> Iterator[torch.Tensor]:
+        """As :meth:`CUDAGraphAR.stream`, int64 ``[rows]``, in the smallest bucket that fits."""
+        _refuse_options(options)
+        bucket, _ = self._choose(input_ids, max_new_tokens, grow=False)
+        runner, ids, mask = self._prepared(bucket, input_ids, attention_mask)
+        rows = input_ids.shape[0]
+        with _sparing(runner, bucket.batch_size - rows):
+            tokens = runner.stream(ids, max_new_tokens, attention_mask=mask, **options)
+        return _cut(tokens, rows)
+
+    def bucket_for(self, rows: int, tokens: int) -> Bucket:
+        """The smallest bucket with room for ``tokens`` (prompt and new ones) in each of ``rows``.
+
+        Raises:
+            CapacityError: There is none; names the largest.
+        """
+        for bucket in self.buckets:
+            if bucket.batch_size >= rows and bucket.max_seq_len >= tokens:
+                return bucket
+        raise CapacityError(
+            f"buckets: {rows} rows of {tokens} tokens fit none of them; the largest is "
+            f"{self.buckets[-1]} (batch_size x max_seq_len)"
+        )
+
+    # ---- what there is --------------------------------------------------------------------------
+
+    @property
+    def captures(self) -> int:
+        """Graphs that were captured."""
+        return sum(runner.captures for runner in self._runners.values())
+
+    def runner(self, bucket: Bucket) -> CUDAGraphAR:
+        """The runner of a bucket; one at a time may decode."""
+        self._refuse_closed("runner()")
+        if bucket not in self._runners:
+            raise ConfigurationError(
+                f"bucket: expected one of {', '.join(map(str, self.buckets))}, got {bucket}"
+            )
+        return self._runners[bucket]
+
+    def memory_report(self) -> BucketsMemory:
+        """Bytes of every bucket and of what they share, measured."""
+        self._refuse_closed("memory_report()")
+        parts = tuple(
+            BucketMemory.of(str(bucket), runner) for bucket, runner in self._runners.items()
+        )
+        pool = None if self._pool is None else self._pool.bytes()
+        return BucketsMemory.of(parts, self.cache.kv_bytes, pool)
+
+    def close(self) -> None:
+        """Gives graphs, storage and pool back; final."""
+        for runner in self._runners.values():
+            runner.close()
+        self._runners = {}
+        self._newest = self._pool = None
+        self.__dict__.pop("cache", None)
+
+    def __enter__(self) -> DecodeBuckets:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<DecodeBuckets {', '.join(map(str, self.buckets))}>"
+
+    # ---- inside ---------------------------------------------------------------------------------
+
+    def _capture_all(self, *, progress: bool) -> None:
+        """Forwards one token in each bucket, the largest first, which captures its step."""
+        ordered = sorted(self._runners, key=lambda each: each.batch_size * each.max_seq_len)
+        largest = self._runners[self.buckets[-1]]
+        with shown(progress, len(ordered)) as bar:
+            for bucket in reversed(ordered):
+                runner = self._runners[bucket]
+                if runner is not largest:
+                    runner._step.share_logits(largest._step)
+                token = torch.zeros(
+                    (bucket.batch_size, 1), dtype=torch.int64, device=self.cache.device
+                )
+                try:
+                    runner.capture(token)
+                except BaseException as error:
+                    error.add_note(f"while capturing the bucket {bucket}")
+                    raise
+                runner.cache.reset()
+                if self._pool is not None:
+                    bar.set_postfix_str(in_words(self._pool.bytes()))
+                bar.update()
+
+    def _choose(
+        self, input_ids: torch.Tensor, max_new_tokens: int, *, grow: bool
+    ) -> tuple[Bucket, Bucket]:
+        """(the bucket to begin in, the one that holds all of it)."""
+        self._refuse_closed("generate()")
+        rows, tokens = prompt.check_ids(input_ids).shape
+        last = self.bucket_for(rows, tokens + prompt.check_count(max_new_tokens))
+        return (self.bucket_for(rows, tokens + 1) if grow else last), last
+
+    def _prepared(
+        self, bucket: Bucket, input_ids: torch.Tensor, mask: torch.Tensor | None
+    ) -> tuple[CUDAGraphAR, torch.Tensor, torch.Tensor | None]:
+        """The bucket's runner, and the prompt with as many rows as it has."""
+        runner = self._runners[bucket]
+        self._wait_for_newest(runner)
+        spare = bucket.batch_size - input_ids.shape[0]
+        if not spare:
+            return runner, input_ids, mask
+        return runner, _padded(input_ids, spare), None if mask is None else _padded(mask, spare)
+
+    def _between(self, bucket: Bucket, last: Bucket) -> list[Bucket]:
+        """The buckets a generation goes through after ``bucket``, up to ``last``."""
+        return [
+            each
+            for each in self.buckets
+            if each.batch_size == bucket.batch_size and bucket < each <= last
+        ]
+
+    def _moved(self, full: CUDAGraphAR, larger: Bucket) -> CUDAGraphAR:
+        """The runner of ``larger``, which goes on where ``full`` stopped."""
+        runner = self._runners[larger]
+        self._wait_for_newest(runner)
+        runner._continue(full)
+        return runner
+
+    def _wait_for_newest(self, runner: CUDAGraphAR) -> None:
+        """Waits for another runner's launches: graphs of one pool must not run side by side."""
+        newest, self._newest = self._newest, runner
+        if newest is not None and newest is not runner and newest.executable is not None:
+            fence = newest.executable.fence()
+            if fence is not None:
+                fence.wait()
+
+    def _refuse_closed(self, caller: str) -> None:
+        if not self._runners:
+            raise LifecycleError(f"{caller}: expected open buckets, they are closed")
+
+
+def _sizes(field: str, given: Sequence[int]) -> list[int]:
+    """``given``, ascending; raises ConfigurationError unless these are different positive ints."""
+    if isinstance(given, (str, bytes)) or not isinstance(given, Sequence) or not given:
+        raise ConfigurationError(f"{field}: expected a list of sizes, got {given!r}")
+    for index, size in enumerate(given):
+        check_positive(f"{field}[{index}]", size)
+    if len(set(given)) != len(given):
+        raise ConfigurationError(f"{field}: expected sizes that differ, got {list(given)}")
+    return sorted(given)
+
+
+def _refuse_options(options: dict[str, Any]) -> None:
+    for name in ("cache", "keep_cache"):
+        if name in options:
+            raise ConfigurationError(
+                f"{name}: expected none, the buckets share one cache, got {options[name]!r}"
+            )
+
+
+def _ended(new_ids: torch.Tensor, eos: tuple[int, ...], spare: int) -> torch.Tensor:
+    """Bool ``[rows]``: which rows have chosen an end-of-sequence id, or stand for nothing."""
+    ended = torch.isin(new_ids, torch.tensor(eos, device=new_ids.device)).any(dim=1)
+    if spare:
+        ended[-spare:] = True
+    return ended
+
+
+def _decode_on(
+    runner: CUDAGraphAR,
+    count: int,
+    eos: tuple[int, ...],
+    pad: int,
+    ended: torch.Tensor,
+    poll_every: int,
+) -> torch.Tensor:
+    """Up to ``count`` tokens more, int64 ``[rows, new]``, behind what the runner's cache holds."""
+    step, start = runner._step, runner.cache.seen_tokens
+    step.set_eos(eos, pad)
+    step.finished.logical_or_(ended)
+    for done in range(1, count + 1):
+        runner.replay()
+        if eos and done % poll_every == 0 and bool(step.finished.all()):
+            break
+    step.set_eos((), 0)
+    return step.history[:, start : runner.cache.seen_tokens].clone()
+
+
+@contextmanager
+def _sparing(runner: CUDAGraphAR, rows: int) -> Iterator[None]:
+    """A generation that begins in the block has that many last rows that stand for nothing."""
+    runner._step.spare_rows = rows
+    try:
+        yield
+    finally:
+        runner._step.spare_rows = 0
+
+
+def _padded(rows: torch.Tensor, spare: int) -> torch.Tensor:
+    """``rows`` with the last one repeated, so that what pads is a valid prompt too."""
+    return torch.cat((rows, rows[-1:].expand(spare, *rows.shape[1:])))
+
+
+def _cut(tokens: Iterator[torch.Tensor], rows: int) -> Iterator[torch.Tensor]:
+    return (ids[:rows].clone() for ids in tokens)
