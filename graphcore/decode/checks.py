@@ -6,7 +6,6 @@ expected and what came.
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import torch
@@ -17,8 +16,6 @@ from graphcore.decode.static_cache import StaticKVCache
 from graphcore.driver import Driver
 from graphcore.errors import CacheTypeError, ConfigurationError
 from graphcore.resources.driver_argument import checked_driver
-
-_log = logging.getLogger("graphcore")
 
 
 def check_model(model: Any) -> None:
@@ -50,7 +47,6 @@ def check_model(model: Any) -> None:
     _check_one_device(model)
     _check_attention(model)
     check_beams(compat.generation_setting(model, "num_beams"), "generation_config.num_beams")
-    _tell_ignored_settings(model)
 
 
 def check_beams(beams: object, field: str = "num_beams") -> None:
@@ -58,8 +54,8 @@ def check_beams(beams: object, field: str = "num_beams") -> None:
     if beams not in (None, 1):
         raise ConfigurationError(
             f"{field}: expected 1, got {beams}: beam search reorders the cache between steps, "
-            "which a replay cannot follow. Use greedy decoding, or sampling from runner.logits "
-            "with replay(token)"
+            "which a replay cannot follow. Use greedy decoding, or sampling: "
+            "sampling=Sampling(temperature=1.0)"
         )
 
 
@@ -172,15 +168,6 @@ def _check_attention(model: Any) -> None:
             f"attn_implementation: expected 'sdpa' or 'eager', which take a mask over the static "
             f"buffer, got {name!r}; call model.set_attn_implementation('sdpa')"
         )
-
-
-def _tell_ignored_settings(model: Any) -> None:
-    """Says at INFO which settings of the generation config greedy decoding does not follow."""
-    neutral = {"do_sample": (None, False), "repetition_penalty": (None, 1.0)}
-    for name, values in neutral.items():
-        setting = compat.generation_setting(model, name)
-        if setting not in values:
-            _log.info("generation_config.%s=%s is not followed: decoding is greedy", name, setting)
 
 
 def _foreign_cache(cache: Any) -> str:

@@ -54,6 +54,7 @@ class Generating(ABC):
         input_ids: torch.Tensor,
         attention_mask: torch.Tensor | None,
         cache: StaticKVCache | None,
+        seed: int | None,
     ) -> Prompt:
         """The prompt, checked; ends what is in flight."""
 
@@ -83,8 +84,9 @@ class Generating(ABC):
         poll_every: int = 16,
         keep_cache: bool = False,
         cache: StaticKVCache | None = None,
+        seed: int | None = None,
     ) -> torch.Tensor:
-        """Decodes up to ``max_new_tokens``, as transformers' greedy ``generate`` does.
+        """Decodes up to ``max_new_tokens``, as transformers' ``generate`` does.
 
         Args:
             input_ids: int64 ``[batch, tokens]`` on the model's device.
@@ -99,6 +101,7 @@ class Generating(ABC):
                 the device.
             keep_cache: Continue behind what the cache holds, instead of emptying it first.
             cache: Another cache, taken over first as by :meth:`use`.
+            seed: As in :meth:`capture`.
 
         Returns:
             int64 ``[batch, prompt + new]``, a tensor of its own.
@@ -109,7 +112,7 @@ class Generating(ABC):
         """
         checks.check_beams(num_beams)
         check_positive("poll_every", poll_every)
-        checked = self._checked_prompt("generate()", input_ids, attention_mask, cache)
+        checked = self._checked_prompt("generate()", input_ids, attention_mask, cache, seed)
         ends = end_ids(self.model, eos_token_id, pad_token_id)
         start = self._start(checked, max_new_tokens, *ends, keep_cache=keep_cache)
         for count in range(1, max_new_tokens + 1):
@@ -130,6 +133,7 @@ class Generating(ABC):
         attention_mask: torch.Tensor | None = None,
         keep_cache: bool = False,
         cache: StaticKVCache | None = None,
+        seed: int | None = None,
     ) -> Iterator[torch.Tensor]:
         """As :meth:`generate`, one token at a time.
 
@@ -140,7 +144,7 @@ class Generating(ABC):
             An iterator of int64 ``[batch]`` on the host, each a tensor of its own. It ends after
             ``max_new_tokens``, or once all rows have finished.
         """
-        checked = self._checked_prompt("stream()", input_ids, attention_mask, cache)
+        checked = self._checked_prompt("stream()", input_ids, attention_mask, cache, seed)
         ends = end_ids(self.model, eos_token_id, pad_token_id)
         self._start(checked, max_new_tokens, *ends, keep_cache=keep_cache)
         return self._tokens(max_new_tokens, ends[0], self._generation)
@@ -164,7 +168,7 @@ class Generating(ABC):
 
     # ---- in one launch ---------------------------------------------------------------------------
 
-    def generate_in_one_launch(
+    def generate_in_one_launch(  # noqa: PLR0913  (each is a choice of its own)
         self,
         input_ids: torch.Tensor,
         max_new_tokens: int,
@@ -175,6 +179,7 @@ class Generating(ABC):
         on_token: Callable[[torch.Tensor], object] | None = None,
         keep_cache: bool = False,
         cache: StaticKVCache | None = None,
+        seed: int | None = None,
     ) -> torch.Tensor:
         """As :meth:`generate`, with the same ids, in one launch of a graph with a WHILE node.
 
@@ -191,6 +196,7 @@ class Generating(ABC):
                 works on later ones; an exception in it ends the generation and comes through.
             keep_cache: Continue behind what the cache holds.
             cache: Another cache, taken over first as by :meth:`use`.
+            seed: As in :meth:`capture`.
 
         Returns:
             int64 ``[batch, prompt + new]``, a tensor of its own.
@@ -201,7 +207,9 @@ class Generating(ABC):
             PlanError: The captured step holds what no conditional body takes.
             CudaError: The launch failed.
         """
-        checked = self._checked_prompt("generate_in_one_launch()", input_ids, attention_mask, cache)
+        checked = self._checked_prompt(
+            "generate_in_one_launch()", input_ids, attention_mask, cache, seed
+        )
         ends = end_ids(self.model, eos_token_id, pad_token_id)
         start = self._start(checked, max_new_tokens, *ends, keep_cache=keep_cache)
         with self._take_off(max_new_tokens, ends[0]) as tokens:
@@ -220,6 +228,7 @@ class Generating(ABC):
         attention_mask: torch.Tensor | None = None,
         keep_cache: bool = False,
         cache: StaticKVCache | None = None,
+        seed: int | None = None,
     ) -> TokenStream:
         """As :meth:`generate_in_one_launch`, one token at a time while the launch runs.
 
@@ -231,7 +240,9 @@ class Generating(ABC):
         Returns:
             An iterator of int64 ``[batch]`` on the host, each a tensor of its own.
         """
-        checked = self._checked_prompt("stream_in_one_launch()", input_ids, attention_mask, cache)
+        checked = self._checked_prompt(
+            "stream_in_one_launch()", input_ids, attention_mask, cache, seed
+        )
         ends = end_ids(self.model, eos_token_id, pad_token_id)
         self._start(checked, max_new_tokens, *ends, keep_cache=keep_cache)
         return self._take_off(max_new_tokens, ends[0])

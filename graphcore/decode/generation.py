@@ -30,6 +30,7 @@ class Generation:
         execution: "graph" or "eager".
         reason: Why.
         captures: Graphs that were captured.
+        seed: Of the random numbers, given or drawn; None for greedy.
     """
 
     ids: torch.Tensor
@@ -37,6 +38,7 @@ class Generation:
     execution: str
     reason: str
     captures: int
+    seed: int | None = None
 
     @property
     def new_ids(self) -> torch.Tensor:
@@ -58,8 +60,9 @@ def generate(  # noqa: PLR0913  (each is a choice of its own)
     num_beams: int = 1,
     driver: Driver | None = None,
     capture: bool = True,
+    seed: int | None = None,
 ) -> Generation:
-    """Decodes ``max_new_tokens`` greedily through a captured step.
+    """Decodes ``max_new_tokens`` through a captured step.
 
     Where the step cannot be captured, decodes eagerly with the same cache and says why, in the
     result and at INFO. A model or an argument that cannot work raises.
@@ -77,6 +80,7 @@ def generate(  # noqa: PLR0913  (each is a choice of its own)
         num_beams: Only 1.
         driver: None: the one for the model's device.
         capture: False decodes eagerly.
+        seed: As for :meth:`CUDAGraphAR.generate`.
 
     Raises:
         ConfigurationError, CapacityError, CacheTypeError: As :class:`CUDAGraphAR`.
@@ -105,6 +109,7 @@ def generate(  # noqa: PLR0913  (each is a choice of its own)
                 eos_token_id,
                 pad_token_id,
                 attention_mask=attention_mask,
+                seed=seed,
             )
         return decoded, runner
 
@@ -115,7 +120,9 @@ def generate(  # noqa: PLR0913  (each is a choice of its own)
         reason = f"the step could not be captured: {error}"
         _log.info("decoding eagerly: %s", reason)
         ids, runner = decode(capture=False)
-    return Generation(ids, input_ids.shape[1], runner.execution, reason, runner.captures)
+    return Generation(
+        ids, input_ids.shape[1], runner.execution, reason, runner.captures, runner.seed
+    )
 
 
 def _capacity(model: Any, wanted: int) -> int:

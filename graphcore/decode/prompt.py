@@ -21,11 +21,13 @@ class Prompt:
         ids: int64 ``[rows, tokens]`` of the decoder.
         mask: bool ``[rows, tokens]``, True where a token counts; None: all do.
         inputs: What else the model's first forward takes, by name.
+        seed: Of the random numbers of what follows; None: the sampler decides.
     """
 
     ids: torch.Tensor
     mask: torch.Tensor | None = None
     inputs: Mapping[str, Any] = field(default_factory=dict)
+    seed: int | None = None
 
     @property
     def length(self) -> int:

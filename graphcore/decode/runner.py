@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
@@ -28,9 +29,10 @@ from graphcore.decode.compiled_step import Compile, check_compile
 from graphcore.decode.flight import Flight
 from graphcore.decode.forward import DecoderForward
 from graphcore.decode.generating import Generating
+from graphcore.decode.generation_settings import tell_unfollowed
 from graphcore.decode.prompt import Prompt
 from graphcore.decode.sampler import Sampler
-from graphcore.decode.sampling import Sampling
+from graphcore.decode.sampling import Sampling, check_seed
 from graphcore.decode.static_cache import StaticKVCache
 from graphcore.decode.step import DecodeStep
 from graphcore.decode.variants import Variants
@@ -98,6 +100,7 @@ class CUDAGraphAR(Generating, NotCopied):
         checks.check_model(model)
         if sampling is not None and not isinstance(sampling, Sampling):
             raise ConfigurationError(f"sampling: expected Sampling or None, got {sampling!r}")
+        tell_unfollowed(model, sampling)
         self.model = model
         self.cache = checks.cache_for(model, cache, max_seq_len, batch_size)
         self.driver = choose_driver(self.cache.position) if driver is None else driver
@@ -166,6 +169,11 @@ class CUDAGraphAR(Generating, NotCopied):
         return self._token
 
     @property
+    def seed(self) -> int | None:
+        """Of the random numbers of the current generation; None where none are drawn."""
+        return self._step.sampler.seed
+
+    @property
     def position(self) -> torch.Tensor:
         """0-d int64 on the device: the slot the next token takes."""
         return self.cache.position
@@ -192,6 +200,7 @@ class CUDAGraphAR(Generating, NotCopied):
         *,
         attention_mask: torch.Tensor | None = None,
         cache: StaticKVCache | None = None,
+        seed: int | None = None,
     ) -> None:
         """Forwards a prompt behind what the cache holds, and captures the step the first time.
 
@@ -204,6 +213,8 @@ class CUDAGraphAR(Generating, NotCopied):
             attention_mask: As a tokenizer gives it; all ones: prompts of one batch have the same
                 length in this version.
             cache: Another cache, taken over first as by :meth:`use`.
+            seed: Of the random numbers of what follows; None: the sampling's, or one is drawn.
+                Behind held tokens None lets the numbers go on.
 
         Raises:
             ConfigurationError: An empty prompt, a wrong shape, dtype, device, batch or id, padding;
@@ -212,7 +223,7 @@ class CUDAGraphAR(Generating, NotCopied):
             CaptureError: The step cannot be captured; the cache is as before.
             LifecycleError: The runner is closed.
         """
-        checked = self._checked_prompt("capture()", input_ids, attention_mask, cache)
+        checked = self._checked_prompt("capture()", input_ids, attention_mask, cache, seed)
         prompt.check_prompt_fits(self.cache, self.cache.seen_tokens, checked.length)
         self._begin(checked)
 
@@ -339,6 +350,7 @@ class CUDAGraphAR(Generating, NotCopied):
         """Exchanges cache and step for good; may be done twice."""
         self.cache.unwatch(self)
         step.use(cache)
+        step.sampler.forget()
         self._step, self._token = step, step.token
         self.cache, self._state = cache, cache._state
         cache.watch(self)
@@ -364,8 +376,11 @@ class CUDAGraphAR(Generating, NotCopied):
                 with torch.no_grad():
                     self._step.set_eos((), 0)
                     self._step.prefill(checked)
-                    self._step.sampler.begin(checked.ids, checked.mask)
                 self._captured = None if self._eager_reason() else self._captured_variant()
+                # last: where the prompt or the capture fails, it is not part of what goes on
+                self._step.sampler.begin(
+                    checked.ids, checked.mask, seed=checked.seed, continues=start > 0
+                )
         except BaseException as error:
             _rewind(self.cache, start, error)
             self._disarm("the last prompt failed: capture another one")
@@ -427,7 +442,9 @@ class CUDAGraphAR(Generating, NotCopied):
         input_ids: torch.Tensor,
         attention_mask: torch.Tensor | None,
         cache: StaticKVCache | None,
+        seed: int | None,
     ) -> Prompt:
+        check_seed(seed)
         self._refuse_closed(caller)
         refuse_inside_capture(caller)
         self._end_flight()
@@ -435,7 +452,8 @@ class CUDAGraphAR(Generating, NotCopied):
             self.use(cache)
         self.cache.check_buffers()
         checks.check_training(self.model)
-        return prompt.check_prompt(self.model, self.cache, input_ids, attention_mask)
+        checked = prompt.check_prompt(self.model, self.cache, input_ids, attention_mask)
+        return replace(checked, seed=seed)
 
     def _refuse_closed(self, caller: str) -> None:
         if self._closed:

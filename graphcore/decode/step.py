@@ -94,6 +94,7 @@ class DecodeStep:
         """Forwards a prompt eagerly behind what the cache holds."""
         start = self._cache.seen_tokens
         logits = self.forward.prefill(prompt)
+        self.sampler.fit(self.forward.vocabulary)
         if self._logits is None or not _fits(self._logits, logits):
             self._logits = static_zeros(tuple(logits.shape), logits.dtype, logits.device)
         self._logits.copy_(logits)

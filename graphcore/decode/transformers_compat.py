@@ -14,7 +14,13 @@ from typing import Any
 
 try:
     import torch
-    from transformers import Cache, DynamicCache, EncoderDecoderCache, StaticCache
+    from transformers import (
+        Cache,
+        DynamicCache,
+        EncoderDecoderCache,
+        GenerationConfig,
+        StaticCache,
+    )
     from transformers.cache_utils import CacheLayerMixin
 except ImportError as error:
     raise ImportError(
@@ -40,9 +46,17 @@ __all__ = [
     "layer_kinds",
     "layer_shapes",
     "owning_layers",
+    "sampling_setting",
     "text_config",
 ]
 
+_default_sampling = {
+    "do_sample": False,
+    "temperature": 1.0,
+    "top_k": 50,
+    "top_p": 1.0,
+    "repetition_penalty": 1.0,
+}
 _attending_kinds = ("full_attention", "sliding_attention", "dummy")
 
 
@@ -124,6 +138,15 @@ def attention_implementation(model: Any) -> str | None:
 def generation_setting(model: Any, name: str) -> Any:
     """A setting of the model's generation config, or None."""
     return getattr(getattr(model, "generation_config", None), name, None)
+
+
+def sampling_setting(model: Any, name: str) -> Any:
+    """As :func:`generation_setting`; what is not set has the default that ``generate`` gives it."""
+    setting = generation_setting(model, name)
+    if setting is not None:
+        return setting
+    given: dict[str, Any] = getattr(GenerationConfig, "_get_default_generation_params", dict)()
+    return {**_default_sampling, **given}.get(name)
 
 
 def is_gradient_checkpointing(model: Any) -> bool:

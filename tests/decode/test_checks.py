@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import pytest
@@ -146,15 +145,6 @@ def test_a_layer_that_is_not_attention_is_refused(
         CUDAGraphAR(model, max_seq_len=16)
 
 
-def test_settings_that_greedy_decoding_ignores_are_said_at_info(
-    model: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    model.generation_config.do_sample = True
-    with caplog.at_level(logging.INFO, logger="graphcore"):
-        CUDAGraphAR(model, max_seq_len=16)
-    assert "generation_config.do_sample=True is not followed" in caplog.text
-
-
 # ---- caches -------------------------------------------------------------------------------------
 
 
@@ -266,16 +256,7 @@ def test_a_driver_of_another_kind_or_device_is_refused(model: Any) -> None:
     assert CUDAGraphAR(model, max_seq_len=16, driver=driver).driver is driver
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [("temperature", 0.7), ("top_k", 50), ("top_p", 0.9), ("seed", 1)],
-)
-def test_sampling_other_than_greedy_is_refused_by_field(field: str, value: float) -> None:
-    with pytest.raises(ConfigurationError, match=f"only greedy.*{field}"):
-        Sampling(**{field: value})  # type: ignore[arg-type]
-
-
-def test_greedy_is_what_sampling_offers(model: Any) -> None:
+def test_a_runner_is_greedy_unless_given_a_sampling(model: Any) -> None:
     assert Sampling() == Sampling.greedy()
     prompt = make_prompt(4)
     runner = CUDAGraphAR(model, max_seq_len=16, sampling=Sampling.greedy(), capture=False)
