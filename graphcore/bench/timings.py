@@ -48,6 +48,11 @@ class Timings:
         pairs = zip(self.rounds[arm], self.rounds[base], strict=True)
         return Spread.of([(mean(b) + extra) / mean(a) for a, b in pairs])
 
+    def beyond(self, arm: str, base: str) -> Spread:
+        """Seconds a call that ``arm`` takes beyond ``base``, from the differences in each round."""
+        pairs = zip(self.rounds[arm], self.rounds[base], strict=True)
+        return Spread.of([mean(a) - mean(b) for a, b in pairs])
+
     def same_against_same(self, arm: str) -> Spread:
         """The arm's first sample of a round over its last: what no difference looks like."""
         return Spread.of([samples[0] / samples[-1] for samples in self.rounds[arm]])

@@ -31,6 +31,10 @@ def test_seconds_are_the_median_over_rounds():
     assert TIMINGS.seconds("ours") == Spread(3.0, 2.0, 20.0)
 
 
+def test_what_an_arm_takes_beyond_another_is_told_within_each_round():
+    assert TIMINGS.beyond("ours", "floor") == Spread(2.0, 1.0, 10.0)
+
+
 def test_the_same_arm_against_itself_shows_the_noise():
     assert TIMINGS.same_against_same("ours") == Spread(1.0, 0.5, 1.0)
 

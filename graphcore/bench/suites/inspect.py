@@ -58,7 +58,7 @@ def _note(case: str, look: Callable[[], object]) -> Note:
 
 
 def _owners_check(driver: Driver, stream: Stream, request: Request) -> Note:
-    """The guard's part of a launch: a guarded launch less a plain one, medians of both."""
+    """The guard's part of a launch: a guarded launch less a plain one of the same round."""
     chain = Chain(driver, stream, 1)
     plain, guarded = chain.graph.instantiate(), chain.graph.instantiate(guard="owners")
     arms = [
@@ -67,5 +67,5 @@ def _owners_check(driver: Driver, stream: Stream, request: Request) -> Note:
     ]
     effort = Effort(2, 1, 2) if driver.is_emulated else Effort(rounds=request.rounds, calls=32)
     timings = measure(arms, effort, driver.synchronize)
-    cost = timings.seconds("guarded").median - timings.seconds("plain").median
+    cost = timings.beyond("guarded", "plain").median
     return {"case": "owners check of a launch", "unit": "us", "ours": round(cost * 1e6, 3)}

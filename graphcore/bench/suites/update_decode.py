@@ -28,9 +28,13 @@ _SMALL = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 48,
 def decode_steps(driver: Driver, stream: Stream) -> list[Note]:
     """The notes on a decode step; one that says why where torch or transformers cannot do it."""
     try:
-        steps = [DecodeStep(driver, stream) for _ in range(2)]
+        return _notes(driver, stream)
     except Exception as error:  # another library's: it must not cost the run
         return [{"left out": "decode step", "reason": f"{type(error).__name__}: {error}"}]
+
+
+def _notes(driver: Driver, stream: Stream) -> list[Note]:
+    steps = [DecodeStep(driver, stream) for _ in range(2)]
 
     def begin() -> None:
         for step in steps:
