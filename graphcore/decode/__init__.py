@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from graphcore.decode.runner import CUDAGraphAR
     from graphcore.decode.sampling import Sampling
     from graphcore.decode.static_cache import StaticKVCache
+    from graphcore.decode.token_stream import TokenStream
 
 __all__ = [
     "BindingRoute",
@@ -26,6 +27,7 @@ __all__ = [
     "Generation",
     "Sampling",
     "StaticKVCache",
+    "TokenStream",
     "generate",
 ]
 
@@ -39,6 +41,7 @@ _homes = {
     "Generation": "graphcore.decode.generation",
     "Sampling": "graphcore.decode.sampling",
     "StaticKVCache": "graphcore.decode.static_cache",
+    "TokenStream": "graphcore.decode.token_stream",
     "generate": "graphcore.decode.generation",
 }
 

@@ -149,6 +149,15 @@ def test_a_generation_may_continue_behind_what_the_cache_holds(
     assert_mirror_is_position(runner, PROMPT + NEW)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_the_loop_is_right_in_every_order_that_its_dependencies_allow(seed: int) -> None:
+    driver = graphcore.open_driver("emulated", order="adversarial", seed=seed)
+    with make_runner(driver, batch_size=2) as runner:
+        prompt = make_prompt(PROMPT, batch=2)
+        expected = eager_tokens(runner.model, prompt, 4)
+        assert torch.equal(runner.generate_in_one_launch(prompt, 4), expected)
+
+
 # ---- where it ends ------------------------------------------------------------------------------
 
 
