@@ -30,6 +30,7 @@ from graphcore.decode.flight import Flight
 from graphcore.decode.forward import DecoderForward
 from graphcore.decode.generating import Generating
 from graphcore.decode.generation_settings import tell_unfollowed
+from graphcore.decode.holding import Holding
 from graphcore.decode.prompt import Prompt
 from graphcore.decode.sampler import Sampler
 from graphcore.decode.sampling import Sampling, check_seed
@@ -38,17 +39,15 @@ from graphcore.decode.step import DecodeStep
 from graphcore.decode.variants import Variants
 from graphcore.driver import Driver, active
 from graphcore.errors import CapacityError, CaptureError, ConfigurationError, LifecycleError
-from graphcore.executable import Graph, GraphExec
 from graphcore.executable.capture_options import LegacyWork, check_legacy_work, check_pool
 from graphcore.executable.handles import NotCopied
 from graphcore.interop import choose_driver
 from graphcore.interop.torch import MemoryPool
-from graphcore.resources.fingerprint import Fingerprint
 
 _log = logging.getLogger("graphcore")
 
 
-class CUDAGraphAR(Generating, NotCopied):
+class CUDAGraphAR(Holding, Generating, NotCopied):
     """Autoregressive decoding of a decoder-only transformers model through one captured graph.
 
     ``capture(input_ids)`` forwards a prompt and captures the step; each ``replay()`` after it
@@ -132,65 +131,6 @@ class CUDAGraphAR(Generating, NotCopied):
         forward = DecoderForward(self.model, cache)
         sampler = Sampler(self._sampling, forward.rows, forward.vocabulary, cache.device)
         return DecodeStep(forward, sampler)
-
-    # ---- what it holds --------------------------------------------------------------------------
-
-    @property
-    def graph(self) -> Graph | None:
-        """The captured step; None before the first capture and where decoding is eager."""
-        return self._captured.graph if self._captured else None
-
-    @property
-    def executable(self) -> GraphExec | None:
-        """What replays launch; None where there is no graph."""
-        return self._captured.executable if self._captured else None
-
-    @property
-    def execution(self) -> str:
-        """How tokens are decoded: "graph" or "eager"."""
-        return "eager" if self._eager_reason() else "graph"
-
-    @property
-    def reason(self) -> str:
-        """Why :attr:`execution` is what it is."""
-        return self._eager_reason() or f"the step is captured on the {self.driver.name} driver"
-
-    @property
-    def logits(self) -> torch.Tensor:
-        """Static ``[batch, vocabulary]``: of the last forward. The next step overwrites it.
-
-        Another tensor only after the model was cast, or got another vocabulary.
-        """
-        return self._step.logits
-
-    @property
-    def token(self) -> torch.Tensor:
-        """Static int64 ``[batch]``: the last step's token. The next step overwrites it."""
-        return self._token
-
-    @property
-    def seed(self) -> int | None:
-        """Of the random numbers of the current generation; None where none are drawn."""
-        return self._step.sampler.seed
-
-    @property
-    def position(self) -> torch.Tensor:
-        """0-d int64 on the device: the slot the next token takes."""
-        return self.cache.position
-
-    def fingerprint(self) -> Fingerprint:
-        """What the captured step depends on; the static tensors count by name, not by address.
-
-        Raises:
-            LifecycleError: Nothing was captured.
-        """
-        if self._captured is None:
-            raise LifecycleError("fingerprint: expected a captured step; call capture(input_ids)")
-        return self._captured.graph.fingerprint(self.named_tensors())
-
-    def named_tensors(self) -> dict[str, torch.Tensor]:
-        """Every static tensor that the step reads or writes, by name (weights left out)."""
-        return self._step.named_tensors()
 
     # ---- capture and replay ---------------------------------------------------------------------
 
