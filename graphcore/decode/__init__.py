@@ -9,7 +9,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from graphcore.decode.buckets import Bucket, BucketGeneration, DecodeBuckets
+    from graphcore.decode.bucket import Bucket, BucketGeneration
+    from graphcore.decode.buckets import DecodeBuckets
     from graphcore.decode.cache_binding import BindingRoute, CacheBinding
     from graphcore.decode.generation import Generation, generate
     from graphcore.decode.runner import CUDAGraphAR
@@ -33,8 +34,8 @@ __all__ = [
 
 _homes = {
     "BindingRoute": "graphcore.decode.cache_binding",
-    "Bucket": "graphcore.decode.buckets",
-    "BucketGeneration": "graphcore.decode.buckets",
+    "Bucket": "graphcore.decode.bucket",
+    "BucketGeneration": "graphcore.decode.bucket",
     "CUDAGraphAR": "graphcore.decode.runner",
     "CacheBinding": "graphcore.decode.cache_binding",
     "DecodeBuckets": "graphcore.decode.buckets",

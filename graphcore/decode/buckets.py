@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack
 from itertools import product
 from types import TracebackType
 from typing import Any
@@ -18,12 +17,13 @@ from typing import Any
 import torch
 
 from graphcore.decode import checks, prompt
+from graphcore.decode.bucket import Bucket, BucketGeneration, checked_sizes
 from graphcore.decode.bucket_memory import BucketMemory, BucketsMemory
+from graphcore.decode.bucket_rows import cut, decode_on, ended_rows, padded, sparing
 from graphcore.decode.compiled_step import Compile
 from graphcore.decode.ending import EosIds, cut_after_end, end_ids
 from graphcore.decode.runner import CUDAGraphAR
 from graphcore.decode.sampling import Sampling
-from graphcore.decode.sizes import check_positive
 from graphcore.decode.static_cache import StaticKVCache
 from graphcore.driver import Driver
 from graphcore.errors import CapacityError, ConfigurationError, LifecycleError
@@ -35,43 +35,6 @@ from graphcore.interop.torch import MemoryPool
 from graphcore.reuse.bulk import shown
 
 _log = logging.getLogger("graphcore")
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Bucket:
-    """A size for which a step is captured: rows and tokens that it has room for."""
-
-    batch_size: int
-    max_seq_len: int
-
-    def __str__(self) -> str:
-        return f"{self.batch_size} x {self.max_seq_len}"
-
-
-@dataclass(frozen=True, slots=True)
-class BucketGeneration:
-    """What :meth:`DecodeBuckets.generate` decoded, and where.
-
-    Attributes:
-        ids: int64 ``[rows, prompt + new]``, the prompt's rows only.
-        prompt_length: Tokens of the prompt.
-        bucket: Where the generation ended.
-        path: The buckets it went through, smallest first.
-        execution: "graph" or "eager".
-        reason: Why.
-    """
-
-    ids: torch.Tensor
-    prompt_length: int
-    bucket: Bucket
-    path: tuple[Bucket, ...]
-    execution: str
-    reason: str
-
-    @property
-    def new_ids(self) -> torch.Tensor:
-        """int64 ``[rows, new]``."""
-        return self.ids[:, self.prompt_length :]
 
 
 class DecodeBuckets(NotCopied):
@@ -115,8 +78,8 @@ class DecodeBuckets(NotCopied):
         share_pool: bool = True,
         progress: bool = True,
     ) -> None:
-        lengths = _sizes("max_seq_lens", max_seq_lens)
-        batches = _sizes("batch_sizes", batch_sizes)
+        lengths = checked_sizes("max_seq_lens", max_seq_lens)
+        batches = checked_sizes("batch_sizes", batch_sizes)
         checks.check_model(model)
         checks.check_capacity(model, lengths[-1])
         self.cache = StaticKVCache.for_model(
@@ -188,7 +151,7 @@ class DecodeBuckets(NotCopied):
         rows, length = input_ids.shape
         room = bucket.max_seq_len - length
         spare = bucket.batch_size - rows
-        with _sparing(runner, spare):
+        with sparing(runner, spare):
             decoded = runner.generate(
                 ids,
                 min(max_new_tokens, room),
@@ -201,13 +164,13 @@ class DecodeBuckets(NotCopied):
         eos, pad = end_ids(runner.model, eos_token_id, pad_token_id)
         path = [bucket]
         for larger in self._between(bucket, last):
-            ended = _ended(decoded[:, length:], eos, spare)
-            if bool(ended.all()) or decoded.shape[1] < path[-1].max_seq_len:
+            done = ended_rows(decoded[:, length:], eos, spare)
+            if bool(done.all()) or decoded.shape[1] < path[-1].max_seq_len:
                 break
             runner = self._moved(runner, larger)
             path.append(larger)
             left = min(length + max_new_tokens, larger.max_seq_len) - decoded.shape[1]
-            more = _decode_on(runner, left, eos, pad, ended, poll_every)
+            more = decode_on(runner, left, eos, pad, done, poll_every)
             decoded = torch.cat((decoded, more), dim=1)
         _log.info("decoded %d rows in bucket %s", rows, " -> ".join(map(str, path)))
         return BucketGeneration(
@@ -232,9 +195,9 @@ class DecodeBuckets(NotCopied):
         bucket, _ = self._choose(input_ids, max_new_tokens, grow=False)
         runner, ids, mask = self._prepared(bucket, input_ids, attention_mask)
         rows = input_ids.shape[0]
-        with _sparing(runner, bucket.batch_size - rows):
+        with sparing(runner, bucket.batch_size - rows):
             tokens = runner.stream(ids, max_new_tokens, attention_mask=mask, **options)
-        return _cut(tokens, rows)
+        return cut(tokens, rows)
 
     def bucket_for(self, rows: int, tokens: int) -> Bucket:
         """The smallest bucket with room for ``tokens`` (prompt and new ones) in each of ``rows``.
@@ -339,7 +302,7 @@ class DecodeBuckets(NotCopied):
         spare = bucket.batch_size - input_ids.shape[0]
         if not spare:
             return runner, input_ids, mask
-        return runner, _padded(input_ids, spare), None if mask is None else _padded(mask, spare)
+        return runner, padded(input_ids, spare), None if mask is None else padded(mask, spare)
 
     def _between(self, bucket: Bucket, last: Bucket) -> list[Bucket]:
         """The buckets a generation goes through after ``bucket``, up to ``last``."""
@@ -369,67 +332,9 @@ class DecodeBuckets(NotCopied):
             raise LifecycleError(f"{caller}: expected open buckets, they are closed")
 
 
-def _sizes(field: str, given: Sequence[int]) -> list[int]:
-    """``given``, ascending; raises ConfigurationError unless these are different positive ints."""
-    if isinstance(given, (str, bytes)) or not isinstance(given, Sequence) or not given:
-        raise ConfigurationError(f"{field}: expected a list of sizes, got {given!r}")
-    for index, size in enumerate(given):
-        check_positive(f"{field}[{index}]", size)
-    if len(set(given)) != len(given):
-        raise ConfigurationError(f"{field}: expected sizes that differ, got {list(given)}")
-    return sorted(given)
-
-
 def _refuse_options(options: dict[str, Any]) -> None:
     for name in ("cache", "keep_cache"):
         if name in options:
             raise ConfigurationError(
                 f"{name}: expected none, the buckets share one cache, got {options[name]!r}"
             )
-
-
-def _ended(new_ids: torch.Tensor, eos: tuple[int, ...], spare: int) -> torch.Tensor:
-    """Bool ``[rows]``: which rows have chosen an end-of-sequence id, or stand for nothing."""
-    ended = torch.isin(new_ids, torch.tensor(eos, device=new_ids.device)).any(dim=1)
-    if spare:
-        ended[-spare:] = True
-    return ended
-
-
-def _decode_on(
-    runner: CUDAGraphAR,
-    count: int,
-    eos: tuple[int, ...],
-    pad: int,
-    ended: torch.Tensor,
-    poll_every: int,
-) -> torch.Tensor:
-    """Up to ``count`` tokens more, int64 ``[rows, new]``, behind what the runner's cache holds."""
-    step, start = runner._step, runner.cache.seen_tokens
-    step.set_eos(eos, pad)
-    step.finished.logical_or_(ended)
-    for done in range(1, count + 1):
-        runner.replay()
-        if eos and done % poll_every == 0 and bool(step.finished.all()):
-            break
-    step.set_eos((), 0)
-    return step.history[:, start : runner.cache.seen_tokens].clone()
-
-
-@contextmanager
-def _sparing(runner: CUDAGraphAR, rows: int) -> Iterator[None]:
-    """A generation that begins in the block has that many last rows that stand for nothing."""
-    runner._step.spare_rows = rows
-    try:
-        yield
-    finally:
-        runner._step.spare_rows = 0
-
-
-def _padded(rows: torch.Tensor, spare: int) -> torch.Tensor:
-    """``rows`` with the last one repeated, so that what pads is a valid prompt too."""
-    return torch.cat((rows, rows[-1:].expand(spare, *rows.shape[1:])))
-
-
-def _cut(tokens: Iterator[torch.Tensor], rows: int) -> Iterator[torch.Tensor]:
-    return (ids[:rows].clone() for ids in tokens)

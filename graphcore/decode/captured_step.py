@@ -36,6 +36,12 @@ class CapturedStep:
         self.executable = executable
         self._loop: OneLaunch | None = None
 
+    @property
+    def executables(self) -> tuple[GraphExec, ...]:
+        """What writes the step's outputs: its own executable, and that of its loop."""
+        loop = self._loop
+        return (self.executable,) if loop is None else (self.executable, loop.executable)
+
     def in_one_launch(self, step: DecodeStep) -> OneLaunch:
         """The loop that decodes a generation in one launch; made the first time.
 

@@ -16,26 +16,23 @@ import torch
 
 from graphcore.decode import checks, prompt
 from graphcore.decode.cache_state import refuse_inside_capture
-from graphcore.decode.captured_step import CapturedStep
 from graphcore.decode.ending import EosIds, cut_after_end, end_ids
 from graphcore.decode.flight import Flight
+from graphcore.decode.guarding import Guarding
 from graphcore.decode.prompt import Prompt
 from graphcore.decode.sizes import check_positive
 from graphcore.decode.static_cache import StaticKVCache
-from graphcore.decode.step import DecodeStep
 from graphcore.decode.token_stream import TokenStream
 from graphcore.errors import LifecycleError
 
 _IN_FLIGHT = "a generation runs in one launch"
 
 
-class Generating(ABC):
+class Generating(Guarding, ABC):
     """Decodes generations with the step, the cache and the replays of a runner."""
 
     model: Any
     cache: StaticKVCache
-    _step: DecodeStep
-    _captured: CapturedStep | None
     _flight: Flight
     _generation: int
     _limit: int
@@ -253,6 +250,7 @@ class Generating(ABC):
             eager = self._tokens(max_new_tokens, eos, self._generation)
             return TokenStream(eager, stop=_nothing, end=eager.close)
         loop = self._captured.in_one_launch(self._step)
+        self._count_for_guards(loop.executable)
         try:
             self._disarm(_IN_FLIGHT)
             self._flight.begin(loop, max_new_tokens, self.cache._state)

@@ -215,7 +215,7 @@ class CUDAGraphAR(Holding, Generating, NotCopied):
 
         Returns:
             The static int64 tensor ``[batch]`` with the token of this step; the next step
-            overwrites it.
+            overwrites it. :meth:`guarded_token` gives it so that a later read raises.
 
         Raises:
             CapacityError: The cache is full; nothing was launched.
@@ -316,6 +316,7 @@ class CUDAGraphAR(Holding, Generating, NotCopied):
                 with torch.no_grad():
                     self._step.set_eos((), 0)
                     self._step.prefill(checked)
+                    self._prompt_is_written()
                 self._captured = None if self._eager_reason() else self._captured_variant()
                 # last: where the prompt or the capture fails, it is not part of what goes on
                 self._step.sampler.begin(
@@ -354,6 +355,7 @@ class CUDAGraphAR(Holding, Generating, NotCopied):
                 pool=self._pool,
             )
             self._variants.put(self._step.key, found)
+            self._count_for_guards(found.executable)
             self.captures += 1
             _log.info("captured the decode step on driver %s", self.driver.name)
         return found

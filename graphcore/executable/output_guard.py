@@ -120,6 +120,15 @@ class OutputGuard:
             stream = current_stream(self._driver)
             return _map(self._tensor, lambda part: copy_of(part, self._driver, stream))
 
+    def overlaps(self, tensor: Any) -> bool:
+        """Whether ``tensor`` lies in the guarded memory, or part of it does."""
+        theirs = [_checked_extent(self._driver, tensor, "tensor")]
+        return _overlap(self._extents, theirs)
+
+    def watch(self, runs: Runs) -> None:
+        """Counts ``runs`` too, of something that writes the same memory."""
+        self._others.add(runs)
+
     def latest(self) -> OutputGuard:
         """A handle to the same output of the newest run.
 

@@ -39,7 +39,7 @@ class Runs:
         """From the next binding on, launches count; what ran before is run 0."""
         self.is_counting = True
 
-    def note(self, stream: StreamHandle, holder: Any) -> None:
+    def note(self, stream: StreamHandle | None, holder: Any) -> None:
         """One run more, on ``stream``."""
         self.count += 1
         self.stamp = now()
