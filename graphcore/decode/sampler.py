@@ -110,6 +110,10 @@ class Sampler:
         if self._marked is not None:
             self._marked.zero_()
 
+    def take_over(self, other: Sampler) -> None:
+        """Goes on where ``other`` stopped, whose static tensors were copied into this one's."""
+        self._seed, self._has_begun = other._seed, other._has_begun
+
     def choose(self, logits: torch.Tensor) -> torch.Tensor:
         """The next tokens, int64 ``[R]``, of ``logits`` ``[R, V]``, which are left alone.
 

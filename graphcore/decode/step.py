@@ -89,6 +89,7 @@ class DecodeStep:
         for name, tensor in other.named_tensors().items():
             if name not in in_cache:
                 mine[name][tuple(map(slice, tensor.shape))].copy_(tensor)
+        self.sampler.take_over(other.sampler)
 
     def prefill(self, prompt: Prompt) -> None:
         """Forwards a prompt eagerly behind what the cache holds."""

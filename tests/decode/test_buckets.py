@@ -14,7 +14,7 @@ import torch
 from helpers.decode_models import device_of, eager_tokens, make_model, make_prompt
 from helpers.tensors import cuda_driver
 
-from graphcore.decode import Bucket, CUDAGraphAR, DecodeBuckets, StaticKVCache
+from graphcore.decode import Bucket, CUDAGraphAR, DecodeBuckets, Sampling, StaticKVCache
 from graphcore.driver import Driver, open_driver
 from graphcore.errors import (
     CapacityError,
@@ -101,6 +101,26 @@ def test_rows_end_by_themselves_and_the_result_is_cut_where_the_last_real_row_en
     result = made.generate(prompt, 20, grow=grow, poll_every=2, **options)
     assert torch.equal(result.ids, expected)
     assert result.ids.shape[1] < 25
+
+
+def test_seeded_samples_are_those_of_a_runner_of_the_batch_itself(
+    graphcore_driver: Driver,
+) -> None:
+    model = make_model(device=device_of(graphcore_driver))
+    sampling = Sampling(temperature=0.8, top_k=20, repetition_penalty=1.2)
+    options = {"driver": graphcore_driver, "sampling": sampling}
+    prompt = make_prompt(5, batch=3, device=device_of(graphcore_driver))
+    cache = StaticKVCache.for_model(model, 24, batch_size=3)
+    with CUDAGraphAR(model, cache, **options) as runner:
+        expected = runner.generate(prompt, 15, seed=11)
+        other = runner.generate(prompt, 15, seed=12)
+    with DecodeBuckets(model, [12, 24], [4], **options, progress=False) as buckets:
+        for grow in (False, True):
+            result = buckets.generate(prompt, 15, grow=grow, seed=11)
+            assert torch.equal(result.ids, expected)
+        assert len(result.path) == 2
+        assert buckets.runner(result.bucket).seed == 11
+    assert not torch.equal(other, expected)
 
 
 def test_a_generation_that_ends_early_never_reaches_the_larger_bucket(
