@@ -150,7 +150,7 @@ def capture_step(
                     with _named_modules(capturing, model):
                         step.run(capturing.annotate)
                 else:  # hooks that name modules would make torch compile anew
-                    capturing.keep(compiled, "compiled step")
+                    capturing.keep(compiled.code, "compiled code")
                     with capturing.annotate("compiled step"):
                         compiled.run()
     finally:  # the warm-up was waited for

@@ -12,6 +12,7 @@ import logging
 import time
 import types
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -64,28 +65,40 @@ def _nothing() -> None:
     """What is never called."""
 
 
+class CompiledCode:
+    """What inductor made: its constants are read by the graph's kernels, so the graph keeps it."""
+
+    def __init__(self) -> None:
+        self._made: list[Any] = []
+
+    def add(self, made: Any) -> Any:
+        """``made``, which is kept."""
+        self._made.append(made)
+        return made
+
+
 class CompiledStep:
     """``step.run`` as one compiled function. The first call compiles, which takes seconds.
-
-    It belongs to one capture: whoever keeps the graph keeps it, since constants of the compiled
-    code are read by the graph's kernels.
 
     Args:
         step: What is compiled.
         how: True or options.
+
+    Attributes:
+        code: Of all that was compiled; it does not keep the step or its cache.
     """
 
     def __init__(self, step: DecodeStep, how: Compile = True) -> None:
-        backend: Any = _fusing_inductor
-        options = None
+        self.code = code = CompiledCode()
+        make = _fusing_inductor
         if isinstance(how, Mapping):
-            backend, options = "inductor", {**how, **_no_graphs}
+            make = partial(_inductor, {**how, **_no_graphs})
+
+        def backend(graph: Any, inputs: Sequence[Any], **_: Any) -> Any:
+            return code.add(make(graph, inputs))
+
         self._compiled = torch.compile(
-            _with_code_of_its_own(step.run),
-            fullgraph=True,
-            dynamic=False,
-            backend=backend,
-            options=options,
+            _with_code_of_its_own(step.run), fullgraph=True, dynamic=False, backend=backend
         )
         self._is_compiled = False
 
@@ -133,7 +146,13 @@ def _with_code_of_its_own(run: Callable[[], None]) -> Callable[[], None]:
 # ---- inductor, with products of one row as reductions --------------------------------------------
 
 
-def _fusing_inductor(graph: Any, inputs: Sequence[Any], **_: Any) -> Any:
+def _inductor(options: Mapping[str, Any], graph: Any, inputs: Sequence[Any]) -> Any:
+    from torch._inductor.compile_fx import compile_fx
+
+    return compile_fx(graph, inputs, config_patches=dict(options))
+
+
+def _fusing_inductor(graph: Any, inputs: Sequence[Any]) -> Any:
     from torch._functorch import config as functorch_config
     from torch._inductor.compile_fx import compile_fx
 

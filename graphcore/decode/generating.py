@@ -16,6 +16,7 @@ import torch
 
 from graphcore.decode import checks, prompt
 from graphcore.decode.cache_state import refuse_inside_capture
+from graphcore.decode.end_look import EndLook
 from graphcore.decode.ending import EosIds, cut_after_end, end_ids
 from graphcore.decode.flight import Flight
 from graphcore.decode.guarding import Guarding
@@ -94,8 +95,10 @@ class Generating(Guarding, ABC):
                 first end-of-sequence id.
             attention_mask: As in :meth:`capture`.
             num_beams: Only 1; beam search is refused.
-            poll_every: Steps between two looks at whether all rows have finished; a look waits for
-                the device.
+            poll_every: Steps between two looks at whether all rows have finished. A look reads what
+                the one before it asked for, so that the device never waits for the host; up to
+                twice as many steps are decoded past the end, and dropped. 1: the host waits for
+                each step, and none is decoded past the end.
             keep_cache: Continue behind what the cache holds, instead of emptying it first.
             cache: Another cache, taken over first as by :meth:`use`.
             seed: As in :meth:`capture`.
@@ -112,9 +115,10 @@ class Generating(Guarding, ABC):
         checked = self._checked_prompt("generate()", input_ids, attention_mask, cache, seed)
         ends = end_ids(self.model, eos_token_id, pad_token_id)
         start = self._start(checked, max_new_tokens, *ends, keep_cache=keep_cache)
+        look = EndLook(self._step.finished, at_once=poll_every == 1)
         for count in range(1, max_new_tokens + 1):
             self.replay()
-            if ends[0] and count % poll_every == 0 and bool(self._step.finished.all()):
+            if ends[0] and count % poll_every == 0 and look.have_all_finished():
                 break
         self._step.set_eos((), 0)
         decoded = self._step.history[:, start : self.cache.seen_tokens].clone()

@@ -57,7 +57,7 @@ def eager(model: Any, prompt: torch.Tensor) -> list[int]:
 
 def without_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
     """Traces as ever, and runs what was traced as it is."""
-    monkeypatch.setattr(compiled_step, "_fusing_inductor", lambda graph, inputs, **_: graph.forward)
+    monkeypatch.setattr(compiled_step, "_fusing_inductor", lambda graph, inputs: graph.forward)
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_more_runners_than_torch_compiles_one_code_for_can_compile_their_steps(
 def test_a_failed_compilation_says_why_and_leaves_the_step_usable(
     small: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def broken(graph: Any, inputs: Any, **_: Any) -> Any:
+    def broken(graph: Any, inputs: Any) -> Any:
         raise ValueError("no such machine")
 
     prompt = make_prompt(4)
@@ -251,7 +251,7 @@ def test_a_second_prompt_and_later_positions_compile_and_capture_nothing_anew(cu
 def test_a_compilation_that_fails_leaves_cache_and_context_as_they_were(
     cuda: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(graph: Any, inputs: Any, **_: Any) -> Any:
+    def broken(graph: Any, inputs: Any) -> Any:
         raise ValueError("no such machine")
 
     model = on_device("llama", cuda)
