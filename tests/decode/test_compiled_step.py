@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+import weakref
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ from helpers.decode_models import VOCABULARY, make_model, make_prompt
 from torch._dynamo.utils import counters
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from graphcore.decode import CUDAGraphAR, compiled_step, generate
+from graphcore.decode import CUDAGraphAR, StaticKVCache, compiled_step, generate
 from graphcore.decode.compiled_step import CompiledStep
 from graphcore.driver import Driver, open_driver
 from graphcore.errors import CaptureError, ConfigurationError
@@ -287,3 +289,28 @@ def test_a_compiled_step_in_bfloat16_is_as_near_to_float32_as_the_eager_one(cuda
     eager_error = ((logits(rounded, capture=False) - reference).abs().max() / scale).item()
     assert compiled <= 2 * eager_error
     assert compiled < 0.05
+
+
+@gpu
+def test_a_compiled_step_follows_its_runner_to_another_cache_and_keeps_nothing_of_the_old(
+    cuda: Driver,
+) -> None:
+    model = on_device("llama", cuda)
+    prompt = make_prompt(6, device=str(model.device))
+    with CUDAGraphAR(model, max_seq_len=48, compile=True) as runner:
+        expected = runner.generate(prompt, 20, ()).tolist()
+        old = weakref.ref(runner.cache)
+        other = StaticKVCache.for_model(model, 48)
+        assert runner.generate(prompt, 20, (), cache=other).tolist() == expected
+        assert runner.cache is other
+        gc.collect()
+        assert old() is None
+
+
+@gpu
+def test_a_compiled_step_decodes_a_generation_in_one_launch(cuda: Driver) -> None:
+    model = on_device("llama", cuda)
+    prompt = make_prompt(6, device=str(model.device))
+    with CUDAGraphAR(model, max_seq_len=48, compile=True) as runner:
+        expected = runner.generate(prompt, 20, ()).tolist()
+        assert runner.generate_in_one_launch(prompt, 20, ()).tolist() == expected
