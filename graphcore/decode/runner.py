@@ -330,6 +330,7 @@ class CUDAGraphAR(Holding, Generating, NotCopied):
 
     def _continue(self, other: CUDAGraphAR) -> None:
         """Goes on where ``other`` stopped, whose cache is a smaller view of the same storage."""
+        self._end_flight()
         cache = self.cache
         cache.rewind(cache.seen_tokens)  # what lies behind is of other generations
         self._generation += 1

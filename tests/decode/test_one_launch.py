@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import logging
 import re
@@ -20,7 +21,7 @@ from helpers.decode_models import (
 )
 
 import graphcore
-from graphcore.decode import CUDAGraphAR, StaticKVCache
+from graphcore.decode import CUDAGraphAR, Sampling, StaticKVCache
 from graphcore.decode.one_launch import OneLaunch
 from graphcore.driver import Driver, active
 from graphcore.driver.records import NodeKind
@@ -33,7 +34,7 @@ from graphcore.errors import (
     PlanError,
     StaleGraphError,
 )
-from graphcore.testing import inject
+from graphcore.testing import assert_no_growth, inject
 
 PROMPT = 5
 NEW = 9
@@ -361,6 +362,27 @@ def test_closing_gives_both_executables_back(graphcore_driver: Driver) -> None:
     assert keys() is None
 
 
+@pytest.mark.exclusive
+def test_generations_and_runners_that_end_take_no_memory(graphcore_driver: Driver) -> None:
+    prompt = make_prompt(PROMPT, device=device_of(graphcore_driver))
+    model = make_model(device=device_of(graphcore_driver))
+
+    def decode_and_close() -> None:
+        with CUDAGraphAR(model, max_seq_len=ROOM, driver=graphcore_driver) as runner:
+            runner.generate_in_one_launch(prompt, 2)
+
+    # a leaked executable of the loop would be some hundred KB each time
+    assert_no_growth(decode_and_close, driver=graphcore_driver, repeats=12, allowance=2 << 20)
+    with CUDAGraphAR(model, max_seq_len=ROOM, driver=graphcore_driver) as runner:
+        runner.generate_in_one_launch(prompt, 2)
+        before = runner.fingerprint()
+        addresses = {name: held.data_ptr() for name, held in runner.named_tensors().items()}
+        decode = functools.partial(runner.generate_in_one_launch, prompt, 2)
+        assert_no_growth(decode, driver=graphcore_driver, repeats=40, allowance=1 << 20)
+        assert runner.fingerprint() == before
+        assert {n: held.data_ptr() for n, held in runner.named_tensors().items()} == addresses
+
+
 def test_a_runner_that_never_decodes_in_one_launch_makes_no_second_executable(
     runner: CUDAGraphAR, prompt: torch.Tensor
 ) -> None:
@@ -522,3 +544,24 @@ def test_two_runners_in_one_process_do_not_interfere(graphcore_driver: Driver) -
             ids = torch.stack(list(stream), dim=1)
             expected = eager_tokens(runner.model, prompt, NEW)[:, PROMPT:].cpu()
             assert torch.equal(ids, expected)
+
+
+# ---- sampling -----------------------------------------------------------------------------------
+
+
+def test_one_launch_draws_what_generate_draws_with_the_same_seed(graphcore_driver: Driver) -> None:
+    sampling = Sampling(temperature=0.9, top_k=20, top_p=0.95, repetition_penalty=1.2)
+    with make_runner(graphcore_driver, batch_size=2, sampling=sampling) as runner:
+        prompt = make_prompt(PROMPT, batch=2, device=device_of(graphcore_driver))
+        drawn = {seed: runner.generate(prompt, NEW, seed=seed) for seed in (3, 4)}
+        assert not torch.equal(drawn[3], drawn[4])
+        for seed, expected in drawn.items():
+            decoded = runner.generate_in_one_launch(prompt, NEW, seed=seed)
+            assert torch.equal(decoded, expected)
+            streamed = torch.stack(list(runner.stream_in_one_launch(prompt, NEW, seed=seed)), dim=1)
+            assert torch.equal(streamed, expected[:, PROMPT:].cpu())
+        # the numbers go on behind it as behind replays
+        runner.generate_in_one_launch(prompt, 4, seed=3)
+        following = torch.stack([runner.replay().clone() for _ in range(NEW - 4)], dim=1)
+        assert torch.equal(following, drawn[3][:, PROMPT + 4 :])
+        assert runner.captures == 1
