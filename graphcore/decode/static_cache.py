@@ -367,7 +367,8 @@ class StaticKVCache(compat.Cache):  # type: ignore[misc]  # transformers is unty
             raise ConfigurationError(
                 f"tokens_to_remove: expected {-self.seen_tokens} to 0, got {tokens_to_remove}"
             )
-        self.rewind(self.seen_tokens + tokens_to_remove)
+        # transformers counts some of them in a tensor
+        self.rewind(self.seen_tokens + int(tokens_to_remove))
 
     def batch_repeat_interleave(self, repeats: int) -> NoReturn:
         """Refused: the number of rows is fixed."""
