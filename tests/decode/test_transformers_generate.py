@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from helpers.decode_models import ARCHITECTURES, device_of, make_model, make_prompt
