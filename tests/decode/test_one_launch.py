@@ -106,6 +106,27 @@ def test_every_number_of_tokens_and_every_prompt_uses_one_capture_and_one_execut
     assert loop_of(runner).graph.resource.instantiations == 1
 
 
+def test_every_token_comes_from_the_launch_and_none_from_a_replay_or_a_launch_before(
+    runner: CUDAGraphAR,
+    prompt: torch.Tensor,
+    expected: torch.Tensor,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise AssertionError("a replay")
+
+    runner.generate_in_one_launch(prompt, NEW)
+    monkeypatch.setattr(runner, "replay", refuse)
+    monkeypatch.setattr(runner, "_run_eagerly", refuse)
+    loop_of(runner).ring._tokens.fill_(-9)
+    runner._step.history.fill_(-9)
+    runner.token.fill_(-9)
+    seen: list[torch.Tensor] = []
+    decoded = runner.generate_in_one_launch(prompt, NEW, on_token=seen.append)
+    assert torch.equal(decoded, expected)
+    assert torch.equal(torch.stack(seen, dim=1), expected[:, PROMPT:].cpu())
+
+
 def test_the_state_behind_one_launch_is_that_behind_as_many_replays(
     runner: CUDAGraphAR, prompt: torch.Tensor, expected: torch.Tensor
 ) -> None:
