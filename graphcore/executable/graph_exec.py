@@ -46,6 +46,7 @@ _live: weakref.WeakSet[GraphExec] = weakref.WeakSet()
 _live_lock = threading.Lock()
 
 _UNBOUND: Any = object()  # is no stream
+_CURRENT: Any = object()  # neither: bound to what was the current stream, without a flag
 
 
 class GraphExec(RebindableExec):
@@ -133,6 +134,9 @@ class GraphExec(RebindableExec):
         self._resource.is_on_device = True
 
     def _bind(self, stream: Any) -> None:
+        if stream is None and self._bound_stream is _CURRENT and self._is_still_current():
+            self._is_fenced = False
+            return
         if self._refusal is not None:
             self._look_closer()
         capture = active.current()
@@ -157,12 +161,19 @@ class GraphExec(RebindableExec):
             self._bound_handle = handle
         self._last_stream, self._last_handle, self._is_fenced = holder, handle, False
         self._resource.launches_on(self._last_stream, handle)
-        # None is looked up each time: the current stream may be another by the next launch; and
         # where there is a flag, every launch looks
-        is_fast = stream is not None and self._refusal is None
-        self._bound_stream = stream if is_fast else _UNBOUND
-        if is_fast and isinstance(stream, Stream):
-            stream.when_closed(self)
+        if self._refusal is not None:
+            self._bound_stream = _UNBOUND
+        else:
+            self._bound_stream = _CURRENT if stream is None else stream
+            if isinstance(stream, Stream):
+                stream.when_closed(self)
+
+    def _is_still_current(self) -> bool:
+        # a capture, on whatever thread, has rules that only the long way knows
+        if active.is_any_under_way():
+            return False
+        return current_stream(self.driver) == self._bound_handle
 
     def _captures(self, stream: StreamHandle) -> bool:
         return self.driver.capture_status(stream).state is not CaptureState.NONE

@@ -100,6 +100,7 @@ def test_a_runner_that_is_dropped_frees_its_cache(graphcore_driver: Driver) -> N
     runner = CUDAGraphAR(model, max_seq_len=16, driver=graphcore_driver)
     runner.generate(make_prompt(3, device=device_of(graphcore_driver)), 2)
     held = weakref.ref(runner.cache.layers[0].keys)
+    graphcore_driver.synchronize()  # until then the last step may use the cache
     runner.close()
     del runner
     gc.collect()

@@ -271,6 +271,16 @@ def test_a_launch_makes_the_bound_call_and_no_other_and_allocates_nothing() -> N
     assert done.stdout.split() == ["0", "launch", "bound", "setprofile"]
 
 
+def test_a_launch_without_a_stream_looks_at_the_current_one_and_at_nothing_else() -> None:
+    done = run_script(_COUNT.replace("launch(stream)", "launch()"))
+    assert done.returncode == 0, done.stderr
+    _, *calls = done.stdout.split()
+    looks = ["_bind", "_is_still_current", "is_any_under_way", "current_stream"]
+    assert calls[:5] == ["launch", *looks]
+    assert calls[-2:] == ["bound", "setprofile"]
+    assert not {"_handle_of", "refuse_legacy_work", "launches_on"} & set(calls)
+
+
 # ---- validity -----------------------------------------------------------------------------------
 
 
