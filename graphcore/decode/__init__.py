@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from graphcore.decode.buckets import DecodeBuckets
     from graphcore.decode.cache_binding import BindingRoute, CacheBinding
     from graphcore.decode.generation import Generation, generate
+    from graphcore.decode.guidance import Guidance
     from graphcore.decode.runner import CUDAGraphAR
     from graphcore.decode.sampling import Sampling
     from graphcore.decode.static_cache import StaticKVCache
@@ -26,6 +27,7 @@ __all__ = [
     "CacheBinding",
     "DecodeBuckets",
     "Generation",
+    "Guidance",
     "Sampling",
     "StaticKVCache",
     "TokenStream",
@@ -40,6 +42,7 @@ _homes = {
     "CacheBinding": "graphcore.decode.cache_binding",
     "DecodeBuckets": "graphcore.decode.buckets",
     "Generation": "graphcore.decode.generation",
+    "Guidance": "graphcore.decode.guidance",
     "Sampling": "graphcore.decode.sampling",
     "StaticKVCache": "graphcore.decode.static_cache",
     "TokenStream": "graphcore.decode.token_stream",

@@ -161,7 +161,7 @@ class DecodeBuckets(NotCopied):
                 poll_every=poll_every,
                 **options,
             )
-        eos, pad = end_ids(runner.model, eos_token_id, pad_token_id)
+        eos, pad = end_ids(runner._step.forward, eos_token_id, pad_token_id)
         path = [bucket]
         for larger in self._between(bucket, last):
             done = ended_rows(decoded[:, length:], eos, spare)

@@ -60,6 +60,7 @@ def view_of(cache: StaticKVCache, batch_size: int, max_seq_len: int) -> StaticKV
     state = ViewState(cache._state, max_seq_len)
     view = copy.copy(cache)
     view._state = state
+    view.padding = cache.padding.view(batch_size, max_seq_len)
     view._batch = batch_size
     view.max_seq_len = max_seq_len
     view.layers = [layer.view(state, batch_size) for layer in cache.layers]

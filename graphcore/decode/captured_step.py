@@ -75,6 +75,8 @@ class CapturedStep:
         if moved:
             return str(moved[0])
         known = {id(owner.object) for owner in self.executable.owners}
+        if not isinstance(model, torch.nn.Module):  # what a function works on, check() has compared
+            model = torch.nn.Module()
         weights = chain(model.named_parameters(), model.named_buffers())
         now = chain(named, ((f"model.{name}", tensor) for name, tensor in weights))
         return next(
@@ -147,7 +149,7 @@ def capture_step(
             with capturing:
                 _keep(capturing, step)
                 if compiled is None:
-                    with _named_modules(capturing, model):
+                    with named_modules(capturing, model):
                         step.run(capturing.annotate)
                 else:  # hooks that name modules would make torch compile anew
                     capturing.keep(compiled.code, "compiled code")
@@ -168,8 +170,11 @@ def _keep(capturing: Capture, step: DecodeStep) -> None:
 
 
 @contextmanager
-def _named_modules(capturing: Capture, model: Any) -> Iterator[None]:
+def named_modules(capturing: Capture, model: Any) -> Iterator[None]:
     """Names nodes "layer 3/self_attn/q_proj" in the layers, "lm_head" and so on around them."""
+    if not isinstance(model, torch.nn.Module):
+        yield
+        return
     layers = compat.decoder_layers(model)
     with ExitStack() as hooks:
         for index, layer in enumerate(layers):

@@ -26,11 +26,10 @@ def check_model(model: Any) -> None:
             mode where it changes the step, several devices, an attention without masks, beam search
             in its generation config.
     """
-    parts = ("config", "device", "dtype", "get_input_embeddings")
-    if not isinstance(model, torch.nn.Module) or not all(hasattr(model, part) for part in parts):
+    if not is_transformers_model(model):
         raise ConfigurationError(
-            "model: expected a transformers causal language model, got "
-            f"{type(model).__module__}.{type(model).__qualname__}"
+            "model: expected a transformers causal language model, or a step function with cache= "
+            f"and vocabulary=, got {type(model).__module__}.{type(model).__qualname__}"
         )
     if getattr(model.config, "is_encoder_decoder", False):
         raise ConfigurationError(
@@ -47,6 +46,12 @@ def check_model(model: Any) -> None:
     _check_one_device(model)
     _check_attention(model)
     check_beams(compat.generation_setting(model, "num_beams"), "generation_config.num_beams")
+
+
+def is_transformers_model(model: Any) -> bool:
+    """Whether ``model`` is a module with what the models of transformers have."""
+    parts = ("config", "device", "dtype", "get_input_embeddings")
+    return isinstance(model, torch.nn.Module) and all(hasattr(model, part) for part in parts)
 
 
 def check_beams(beams: object, field: str = "num_beams") -> None:
@@ -66,8 +71,7 @@ def check_cache(model: Any, cache: Any) -> None:
         CacheTypeError: Not a StaticKVCache.
         ConfigurationError: Another device, number of layers, heads or head sizes; names the layer.
     """
-    if not isinstance(cache, StaticKVCache):
-        raise CacheTypeError(_foreign_cache(cache))
+    check_static(cache)
     device = model.device
     if cache.device != device:
         raise ConfigurationError(
@@ -85,6 +89,25 @@ def check_cache(model: Any, cache: Any) -> None:
                 f"there; got {cache.owning_layers}"
             )
         _check_layer(index, cache.layers[index], shapes[index])
+
+
+def check_static(cache: Any) -> None:
+    """Refuses every cache but a StaticKVCache.
+
+    Raises:
+        CacheTypeError: Says what is wrong with it.
+    """
+    if not isinstance(cache, StaticKVCache):
+        raise CacheTypeError(_foreign_cache(cache))
+
+
+def check_sizes(cache: StaticKVCache, max_seq_len: int | None, batch_size: int | None) -> None:
+    """Refuses sizes that contradict those of ``cache``."""
+    for field, given in (("max_seq_len", max_seq_len), ("batch_size", batch_size)):
+        if given is not None and given != getattr(cache, field):
+            raise ConfigurationError(
+                f"{field}: expected {getattr(cache, field)} (the cache's), got {given}"
+            )
 
 
 def check_capacity(model: Any, max_seq_len: int) -> None:
@@ -132,6 +155,8 @@ def _check_use_cache(model: Any) -> None:
 
 def check_training(model: Any) -> None:
     """Refuses training mode where it changes the step: dropout, gradient checkpointing."""
+    if not isinstance(model, torch.nn.Module):  # a step function
+        return
     if model.training and compat.is_gradient_checkpointing(model):
         raise ConfigurationError(
             "model: gradient checkpointing in training mode drops the cache; call model.eval()"
@@ -213,11 +238,7 @@ def cache_for(
         )
     check_cache(model, cache)
     check_capacity(model, cache.max_seq_len)
-    for field, given in (("max_seq_len", max_seq_len), ("batch_size", batch_size)):
-        if given is not None and given != getattr(cache, field):
-            raise ConfigurationError(
-                f"{field}: expected {getattr(cache, field)} (the cache's), got {given}"
-            )
+    check_sizes(cache, max_seq_len, batch_size)
     cache.bind_model(model)
     made: StaticKVCache = cache
     return made

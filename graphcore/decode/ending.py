@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from graphcore.decode import transformers_compat as compat
-from graphcore.decode.prompt import vocabulary_size
+from graphcore.decode.forward import Forward
 from graphcore.errors import ConfigurationError
 
 MOST_EOS_IDS = 16
@@ -18,19 +18,19 @@ EosIds = int | Sequence[int] | None
 
 
 def end_ids(
-    model: Any, eos_token_id: EosIds, pad_token_id: int | None
+    forward: Forward, eos_token_id: EosIds, pad_token_id: int | None
 ) -> tuple[tuple[int, ...], int]:
     """(end-of-sequence ids, pad id), from the arguments or the model's generation config.
 
     Raises:
         ConfigurationError: An id outside the vocabulary, or more ids than a step has room for.
     """
-    highest = vocabulary_size(model) - 1
+    highest = forward.vocabulary - 1
     _check_id_list("eos_token_id", eos_token_id, highest)
     _check_id_list("pad_token_id", pad_token_id, highest)
     if eos_token_id is None:
         # an id that the model cannot choose ends nothing
-        configured = _id_list(compat.generation_setting(model, "eos_token_id"))
+        configured = _id_list(compat.generation_setting(forward.model, "eos_token_id"))
         eos = tuple(token for token in configured if 0 <= token <= highest)
     else:
         eos = _id_list(eos_token_id)
@@ -38,7 +38,9 @@ def end_ids(
         raise ConfigurationError(
             f"eos_token_id: expected at most {MOST_EOS_IDS} ids, got {len(eos)}"
         )
-    pads = _id_list(pad_token_id) or _id_list(compat.generation_setting(model, "pad_token_id"))
+    pads = _id_list(pad_token_id) or _id_list(
+        compat.generation_setting(forward.model, "pad_token_id")
+    )
     pad = next((token for token in (*pads, *eos) if 0 <= token <= highest), 0)
     return eos, pad
 

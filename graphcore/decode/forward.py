@@ -6,7 +6,7 @@ R rows of tokens, T tokens, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Any, Protocol
 
 import torch
@@ -18,17 +18,19 @@ from graphcore.decode.static_cache import StaticKVCache
 
 
 class Forward(Protocol):
-    """A model with its cache. Everything static in it has one address for life.
+    """A model with its cache. Everything static in it has one address for life."""
 
-    Attributes:
-        model: Kept by graphs; its weights are compared before a graph is reused.
-        cache: Where K and V go, and whose position says where.
-        rows: R. The cache may have more.
-    """
+    @property
+    def model(self) -> Any:
+        """Kept by graphs; its weights are compared before a graph is reused."""
 
-    model: Any
-    cache: StaticKVCache
-    rows: int
+    @property
+    def cache(self) -> StaticKVCache:
+        """Where K and V go, and whose position says where."""
+
+    @property
+    def rows(self) -> int:
+        """R. The cache may have more."""
 
     @property
     def key(self) -> tuple[Hashable, ...]:
@@ -54,19 +56,29 @@ class Forward(Protocol):
         """Those of its tensors that a step writes."""
 
 
+Feed = Callable[[Forward, torch.Tensor], torch.Tensor]
+"""How the tokens of a prompt ``[R, T]`` are handed to ``forward.logits``; gives the last's."""
+
+
+def in_one_piece(forward: Forward, ids: torch.Tensor) -> torch.Tensor:
+    """Logits ``[R, V]`` of the last of ``ids [R, T]``, from one forward."""
+    return forward.logits(ids)
+
+
 class DecoderForward:
     """A decoder-only transformers model with a :class:`StaticKVCache`."""
 
-    def __init__(self, model: Any, cache: StaticKVCache) -> None:
+    def __init__(self, model: Any, cache: StaticKVCache, feed: Feed = in_one_piece) -> None:
         self.model = model
         self.cache = cache
         self.rows = cache.batch_size
         self._masks = Masks(model, cache)
+        self._feed = feed
 
     @property
     def key(self) -> tuple[Hashable, ...]:
-        """(): one graph serves every position."""
-        return ()
+        """(): one graph serves every position. ("ragged",) while the cache holds pads."""
+        return ("ragged",) if self.cache.padding else ()
 
     @property
     def vocabulary(self) -> int:
@@ -80,7 +92,8 @@ class DecoderForward:
 
     def prefill(self, prompt: Prompt) -> torch.Tensor:
         """Forwards the prompt behind what the cache holds."""
-        return self.logits(prompt.ids)
+        self.cache.padding.append(self.cache.seen_tokens, prompt.mask)
+        return self._feed(self, prompt.ids)
 
     def logits(self, tokens: torch.Tensor) -> torch.Tensor:
         """Logits ``[R, V]`` of the last of ``tokens [R, T]``, masked on the device."""

@@ -8,7 +8,7 @@ asks for something else: then what still runs is stopped after its token and wai
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -53,6 +53,7 @@ class Generating(Guarding, ABC):
         attention_mask: torch.Tensor | None,
         cache: StaticKVCache | None,
         seed: int | None,
+        inputs: Mapping[str, Any],
     ) -> Prompt:
         """The prompt, checked; ends what is in flight."""
 
@@ -83,6 +84,7 @@ class Generating(Guarding, ABC):
         keep_cache: bool = False,
         cache: StaticKVCache | None = None,
         seed: int | None = None,
+        **inputs: Any,
     ) -> torch.Tensor:
         """Decodes up to ``max_new_tokens``, as transformers' ``generate`` does.
 
@@ -102,9 +104,11 @@ class Generating(Guarding, ABC):
             keep_cache: Continue behind what the cache holds, instead of emptying it first.
             cache: Another cache, taken over first as by :meth:`use`.
             seed: As in :meth:`capture`.
+            inputs: As in :meth:`capture`.
 
         Returns:
-            int64 ``[batch, prompt + new]``, a tensor of its own.
+            int64 ``[batch, prompt + new]``, a tensor of its own: ``input_ids`` as they were given,
+            with their padding, then the new ids.
 
         Raises:
             ConfigurationError, CapacityError, CaptureError, LifecycleError: As :meth:`capture`;
@@ -112,8 +116,8 @@ class Generating(Guarding, ABC):
         """
         checks.check_beams(num_beams)
         check_positive("poll_every", poll_every)
-        checked = self._checked_prompt("generate()", input_ids, attention_mask, cache, seed)
-        ends = end_ids(self.model, eos_token_id, pad_token_id)
+        checked = self._checked_prompt("generate()", input_ids, attention_mask, cache, seed, inputs)
+        ends = end_ids(self._step.forward, eos_token_id, pad_token_id)
         start = self._start(checked, max_new_tokens, *ends, keep_cache=keep_cache)
         look = EndLook(self._step.finished, at_once=poll_every == 1)
         for count in range(1, max_new_tokens + 1):
@@ -121,8 +125,8 @@ class Generating(Guarding, ABC):
             if ends[0] and count % poll_every == 0 and look.have_all_finished():
                 break
         self._step.set_eos((), 0)
-        decoded = self._step.history[:, start : self.cache.seen_tokens].clone()
-        return cut_after_end(decoded, checked.length, ends[0])
+        decoded = self._decoded(checked, start)
+        return cut_after_end(decoded, checked.as_given.shape[1], ends[0])
 
     def stream(
         self,
@@ -135,6 +139,7 @@ class Generating(Guarding, ABC):
         keep_cache: bool = False,
         cache: StaticKVCache | None = None,
         seed: int | None = None,
+        **inputs: Any,
     ) -> Iterator[torch.Tensor]:
         """As :meth:`generate`, one token at a time.
 
@@ -145,15 +150,15 @@ class Generating(Guarding, ABC):
             An iterator of int64 ``[batch]`` on the host, each a tensor of its own. It ends after
             ``max_new_tokens``, or once all rows have finished.
         """
-        checked = self._checked_prompt("stream()", input_ids, attention_mask, cache, seed)
-        ends = end_ids(self.model, eos_token_id, pad_token_id)
+        checked = self._checked_prompt("stream()", input_ids, attention_mask, cache, seed, inputs)
+        ends = end_ids(self._step.forward, eos_token_id, pad_token_id)
         self._start(checked, max_new_tokens, *ends, keep_cache=keep_cache)
         return self._tokens(max_new_tokens, ends[0], self._generation)
 
     def _tokens(
         self, max_new_tokens: int, eos: tuple[int, ...], generation: int
     ) -> Generator[torch.Tensor]:
-        finished = torch.zeros(self.cache.batch_size, dtype=torch.bool)
+        finished = torch.zeros(self._step.forward.rows, dtype=torch.bool)
         ends = torch.tensor(eos, dtype=torch.int64)
         for _ in range(max_new_tokens):
             if generation != self._generation:
@@ -181,6 +186,7 @@ class Generating(Guarding, ABC):
         keep_cache: bool = False,
         cache: StaticKVCache | None = None,
         seed: int | None = None,
+        **inputs: Any,
     ) -> torch.Tensor:
         """As :meth:`generate`, with the same ids, in one launch of a graph with a WHILE node.
 
@@ -198,9 +204,11 @@ class Generating(Guarding, ABC):
             keep_cache: Continue behind what the cache holds.
             cache: Another cache, taken over first as by :meth:`use`.
             seed: As in :meth:`capture`.
+            inputs: As in :meth:`capture`.
 
         Returns:
-            int64 ``[batch, prompt + new]``, a tensor of its own.
+            int64 ``[batch, prompt + new]``, a tensor of its own: ``input_ids`` as they were given,
+            with their padding, then the new ids.
 
         Raises:
             ConfigurationError, CapacityError, CaptureError, LifecycleError, StaleGraphError: As
@@ -209,15 +217,15 @@ class Generating(Guarding, ABC):
             CudaError: The launch failed.
         """
         checked = self._checked_prompt(
-            "generate_in_one_launch()", input_ids, attention_mask, cache, seed
+            "generate_in_one_launch()", input_ids, attention_mask, cache, seed, inputs
         )
-        ends = end_ids(self.model, eos_token_id, pad_token_id)
+        ends = end_ids(self._step.forward, eos_token_id, pad_token_id)
         start = self._start(checked, max_new_tokens, *ends, keep_cache=keep_cache)
         with self._take_off(max_new_tokens, ends[0]) as tokens:
             for ids in tokens:
                 if on_token is not None:
                     on_token(ids)
-        return self._step.history[:, start : self.cache.seen_tokens].clone()
+        return self._decoded(checked, start)
 
     def stream_in_one_launch(
         self,
@@ -230,6 +238,7 @@ class Generating(Guarding, ABC):
         keep_cache: bool = False,
         cache: StaticKVCache | None = None,
         seed: int | None = None,
+        **inputs: Any,
     ) -> TokenStream:
         """As :meth:`generate_in_one_launch`, one token at a time while the launch runs.
 
@@ -242,9 +251,9 @@ class Generating(Guarding, ABC):
             An iterator of int64 ``[batch]`` on the host, each a tensor of its own.
         """
         checked = self._checked_prompt(
-            "stream_in_one_launch()", input_ids, attention_mask, cache, seed
+            "stream_in_one_launch()", input_ids, attention_mask, cache, seed, inputs
         )
-        ends = end_ids(self.model, eos_token_id, pad_token_id)
+        ends = end_ids(self._step.forward, eos_token_id, pad_token_id)
         self._start(checked, max_new_tokens, *ends, keep_cache=keep_cache)
         return self._take_off(max_new_tokens, ends[0])
 
@@ -292,6 +301,11 @@ class Generating(Guarding, ABC):
             self._arm()
         else:
             self._disarm("the last launch was interrupted: capture a prompt, or generate")
+
+    def _decoded(self, checked: Prompt, start: int) -> torch.Tensor:
+        """The prompt as it was given, and what was decoded behind it."""
+        new = self._step.history[:, start + checked.length : self.cache.seen_tokens]
+        return torch.cat([checked.as_given, new], dim=1)
 
     # ---- both ------------------------------------------------------------------------------------
 

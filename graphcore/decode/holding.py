@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 import torch
 
 from graphcore.decode.captured_step import CapturedStep
+from graphcore.decode.guidance import Guide
 from graphcore.decode.static_cache import StaticKVCache
 from graphcore.decode.step import DecodeStep
 from graphcore.driver import Driver
@@ -26,6 +27,7 @@ class Holding(ABC):
     _step: DecodeStep
     _captured: CapturedStep | None
     _token: torch.Tensor
+    _guide: Guide | None
 
     @abstractmethod
     def _eager_reason(self) -> str | None:
@@ -73,6 +75,11 @@ class Holding(ABC):
     def position(self) -> torch.Tensor:
         """0-d int64 on the device: the slot the next token takes."""
         return self.cache.position
+
+    @property
+    def guidance(self) -> Guide | None:
+        """The guidance inside the step, whose ``scale`` may be set; None: there is none."""
+        return self._guide
 
     def fingerprint(self) -> Fingerprint:
         """What the captured step depends on; the static tensors count by name, not by address.

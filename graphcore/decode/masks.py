@@ -33,8 +33,18 @@ class Masks:
         rows = self._cache.batch_size
         positions = self._cache.position + self._slots[:count]
         visible = self._slots <= positions[:, None]
-        mask = compat.attention_mask(self._model, visible.expand(rows, 1, count, -1))
-        return positions.expand(rows, count), mask
+        if not self._cache.padding:
+            return positions.expand(rows, count), self._form(visible.expand(rows, 1, count, -1))
+        visible = visible & ~self._cache.padding.hidden[:, None, None, :]
+        if count > 1:
+            # a pad sees itself: some attentions give NaN for a row that sees nothing
+            visible = visible | (self._slots == positions[:, None])
+        counted = (positions - self._cache.padding.pads[:, None]).clamp(min=0)
+        return counted, self._form(visible)
+
+    def _form(self, visible: torch.Tensor) -> torch.Tensor:
+        """As the model's attention takes it; without a model: bool, True where a slot is seen."""
+        return visible if self._model is None else compat.attention_mask(self._model, visible)
 
     def named_tensors(self) -> dict[str, torch.Tensor]:
         """Its static tensors by the name reports use."""

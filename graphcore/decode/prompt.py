@@ -4,81 +4,107 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from graphcore.decode import padding
 from graphcore.decode.sizes import check_positive
 from graphcore.decode.static_cache import StaticKVCache
 from graphcore.errors import CapacityError, ConfigurationError
 
+if TYPE_CHECKING:
+    from graphcore.decode.forward import Forward
+
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A checked prompt.
+    """A checked prompt, padded on the left where its rows differ in length.
 
     Attributes:
-        ids: int64 ``[rows, tokens]`` of the decoder.
+        ids: int64 ``[rows, tokens]`` of the decoder; a pad is 0.
         mask: bool ``[rows, tokens]``, True where a token counts; None: all do.
         inputs: What else the model's first forward takes, by name.
         seed: Of the random numbers of what follows; None: the sampler decides.
+        negative: The prompt of the unconditional branch, of the same length.
+        given: int64, the ids as the caller gave them, with their padding; None: ``ids``.
     """
 
     ids: torch.Tensor
     mask: torch.Tensor | None = None
     inputs: Mapping[str, Any] = field(default_factory=dict)
     seed: int | None = None
+    negative: Prompt | None = None
+    given: torch.Tensor | None = None
+
+    @property
+    def as_given(self) -> torch.Tensor:
+        """What the caller gave, which generated ids follow."""
+        return self.ids if self.given is None else self.given
 
     @property
     def length(self) -> int:
-        """Tokens of a row."""
+        """Slots that it takes: tokens of its longest row."""
         return int(self.ids.shape[1])
 
 
-def check_ids(input_ids: Any) -> torch.Tensor:
+def check_ids(input_ids: Any, name: str = "input_ids") -> torch.Tensor:
     """``input_ids``, if it is an integer tensor ``[batch, tokens]`` with at least one token."""
     if not isinstance(input_ids, torch.Tensor) or input_ids.dtype not in (torch.int64, torch.int32):
         what = getattr(input_ids, "dtype", type(input_ids).__name__)
-        raise ConfigurationError(f"input_ids: expected a torch.int64 tensor, got {what}")
+        raise ConfigurationError(f"{name}: expected a torch.int64 tensor, got {what}")
     if input_ids.layout is not torch.strided:
-        raise ConfigurationError(f"input_ids: expected a dense tensor, got {input_ids.layout}")
+        raise ConfigurationError(f"{name}: expected a dense tensor, got {input_ids.layout}")
     if input_ids.dim() != 2:
         raise ConfigurationError(
-            f"input_ids: expected two dimensions [batch, tokens], got shape {list(input_ids.shape)}"
+            f"{name}: expected two dimensions [batch, tokens], got shape {list(input_ids.shape)}"
         )
     if input_ids.numel() == 0:
-        raise ConfigurationError("input_ids: expected at least one token, got an empty prompt")
+        raise ConfigurationError(f"{name}: expected at least one token, got an empty prompt")
     return input_ids
 
 
 def check_prompt(
-    model: Any, cache: StaticKVCache, input_ids: Any, attention_mask: Any = None
+    forward: Forward, input_ids: Any, attention_mask: Any = None, *, name: str = "input_ids"
 ) -> Prompt:
-    """``input_ids`` ``[batch, tokens]``, checked, as a prompt.
+    """``input_ids`` ``[rows, tokens]``, checked, as a prompt.
 
-    Reads the smallest and largest id, which waits for the device.
+    Padding (zeros of ``attention_mask``) may stand anywhere: each row's tokens are moved to its
+    right end, which changes nothing for them, and columns without any token are left out. Reads
+    the ids and the mask, which waits for the device.
+
+    Args:
+        forward: Rows, vocabulary and device that the prompt has to fit.
+        input_ids: The prompt; what pads hold does not matter.
+        attention_mask: As a tokenizer gives it; None: every token counts.
+        name: Of the argument, in messages.
 
     Raises:
         ConfigurationError: As :func:`check_ids`; or another device or batch, an id outside the
-            vocabulary, or padding.
+            vocabulary, a mask of another shape or of other values than 0 and 1, or a row without
+            a token.
     """
-    ids = check_ids(input_ids)
-    if ids.shape[0] != cache.batch_size:
+    ids = check_ids(input_ids, name)
+    if ids.shape[0] != forward.rows:
         raise ConfigurationError(
-            f"input_ids: expected batch {cache.batch_size} (the cache's), got {ids.shape[0]}"
+            f"{name}: expected batch {forward.rows} (the cache's), got {ids.shape[0]}"
         )
-    if ids.device != cache.device:
+    device = forward.cache.device
+    if ids.device != device:
         raise ConfigurationError(
-            f"input_ids: expected device {cache.device} (the model's), got {ids.device}"
+            f"{name}: expected device {device} (the model's), got {ids.device}"
         )
-    lowest, highest = (int(bound) for bound in ids.aminmax())
-    vocabulary = vocabulary_size(model)
-    if lowest < 0 or highest >= vocabulary:
+    given = ids.to(torch.int64)
+    mask = padding.checked_mask(given, attention_mask, name)
+    real = given if mask is None else given[mask]
+    lowest, highest = (int(bound) for bound in real.aminmax())
+    if lowest < 0 or highest >= forward.vocabulary:
         raise ConfigurationError(
-            f"input_ids: expected ids from 0 to {vocabulary - 1}, got {lowest} to {highest}"
+            f"{name}: expected ids from 0 to {forward.vocabulary - 1}, got {lowest} to {highest}"
         )
-    _check_mask(ids, attention_mask)
-    return Prompt(ids.to(torch.int64))
+    if mask is None:
+        return Prompt(given)
+    return Prompt(*padding.left_padded(given, mask), given=given)
 
 
 def check_count(max_new_tokens: object) -> int:
@@ -109,7 +135,7 @@ def check_prompt_fits(cache: StaticKVCache, start: int, tokens: int) -> None:
         )
 
 
-def check_token(model: Any, cache: StaticKVCache, token: Any) -> int | torch.Tensor:
+def check_token(forward: Forward, token: Any) -> int | torch.Tensor:
     """A token to force: an int in the vocabulary, or integer ids ``[batch]`` (or one for all).
 
     Ids on the host are checked against the vocabulary; ids on a device are not, since that would
@@ -119,20 +145,20 @@ def check_token(model: Any, cache: StaticKVCache, token: Any) -> int | torch.Ten
         ConfigurationError: Anything else.
     """
     if isinstance(token, int) and not isinstance(token, bool):
-        _check_ids(model, token, token)
+        _check_ids(forward, token, token)
         return token
     if not isinstance(token, torch.Tensor) or token.dtype not in (torch.int64, torch.int32):
         what = token.dtype if isinstance(token, torch.Tensor) else repr(token)
         raise ConfigurationError(f"token: expected an int or an int64 tensor, got {what}")
-    if token.numel() not in (1, cache.batch_size):
+    if token.numel() not in (1, forward.rows):
         raise ConfigurationError(
-            f"token: expected 1 or {cache.batch_size} ids (the batch), got {list(token.shape)}"
+            f"token: expected 1 or {forward.rows} ids (the batch), got {list(token.shape)}"
         )
     if token.device.type == "cpu":
-        _check_ids(model, *(int(bound) for bound in token.aminmax()))
-    elif token.device != cache.device:
+        _check_ids(forward, *(int(bound) for bound in token.aminmax()))
+    elif token.device != forward.cache.device:
         raise ConfigurationError(
-            f"token: expected device {cache.device} or the host, got {token.device}"
+            f"token: expected device {forward.cache.device} or the host, got {token.device}"
         )
     return token.reshape(-1)
 
@@ -142,27 +168,12 @@ def vocabulary_size(model: Any) -> int:
     return int(model.get_input_embeddings().weight.shape[0])
 
 
-def _check_mask(ids: torch.Tensor, attention_mask: Any) -> None:
-    if attention_mask is None:
-        return
-    shape = list(getattr(attention_mask, "shape", ()))
-    if shape != list(ids.shape):
-        raise ConfigurationError(
-            f"attention_mask: expected the shape of input_ids {list(ids.shape)}, got {shape}"
-        )
-    if not bool((attention_mask != 0).all()):
-        raise ConfigurationError(
-            "attention_mask: expected all ones, got padding: prompts of different length in one "
-            "batch are not offered in this version"
-        )
-
-
 def _behind(start: int) -> str:
     return f" behind {start} held" if start else ""
 
 
-def _check_ids(model: Any, lowest: int, highest: int) -> None:
-    vocabulary = vocabulary_size(model)
+def _check_ids(forward: Forward, lowest: int, highest: int) -> None:
+    vocabulary = forward.vocabulary
     if lowest < 0 or highest >= vocabulary:
         worst = lowest if lowest < 0 else highest
         raise ConfigurationError(f"token: expected 0 to {vocabulary - 1}, got {worst}")

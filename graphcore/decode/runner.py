@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import TracebackType
 from typing import Any
@@ -27,10 +27,13 @@ from graphcore.decode.cache_state import is_capturing, refuse_inside_capture
 from graphcore.decode.captured_step import CapturedStep, capture_step
 from graphcore.decode.compiled_step import Compile, check_compile
 from graphcore.decode.flight import Flight
-from graphcore.decode.forward import DecoderForward
+from graphcore.decode.forward import Feed, in_one_piece
+from graphcore.decode.forwards import cache_for, checked_prompt, forward_for
 from graphcore.decode.generating import Generating
 from graphcore.decode.generation_settings import tell_unfollowed
+from graphcore.decode.guidance import Guidance, Guide
 from graphcore.decode.holding import Holding
+from graphcore.decode.prefill import CapturedChunks, Chunks, check_prefill
 from graphcore.decode.prompt import Prompt
 from graphcore.decode.sampler import Sampler
 from graphcore.decode.sampling import Sampling, check_seed
@@ -57,11 +60,13 @@ class CUDAGraphAR(Holding, Generating, NotCopied):
 
     Args:
         model: A transformers causal language model on one device; in training mode only where that
-            changes nothing.
-        cache: A :class:`StaticKVCache` that fits it; None makes one.
+            changes nothing. Or a step function, with ``cache`` and ``vocabulary``: any callable,
+            see :class:`graphcore.decode.function_forward.FunctionForward`.
+        cache: A :class:`StaticKVCache` that fits it; None makes one. With ``guidance`` it has two
+            rows for every one of the batch.
         max_seq_len: Capacity of the cache that is made; None: the model's
             ``max_position_embeddings``.
-        batch_size: Rows of the cache that is made; None: 1.
+        batch_size: Rows of prompts; None: as many as the cache serves, or 1.
         sampling: How a token is chosen; None: greedy.
         driver: Where the graph lives; None: the one for the model's device.
         capture: False decodes eagerly, with the same cache and the same step.
@@ -73,6 +78,16 @@ class CUDAGraphAR(Holding, Generating, NotCopied):
             threads launch there, other runners' replays without a stream among them.
         pool: As of :func:`graphcore.capture`: a torch memory pool that several runners capture
             into. They must not replay at the same time. None: one for each captured step.
+        prefill_chunk_size: Prompts are forwarded in pieces of this many tokens, which gives the
+            same tokens; None: in one. Masks and activations grow with a piece, not with the prompt:
+            T tokens in pieces of C need about C / T of the memory beside weights and cache (and
+            beside the K and V that a model repeats for each query head). Logits are computed of
+            the last token of a piece only.
+        capture_prefill: Full pieces replay a graph of their own, captured at the first one; the
+            rest of a prompt is eager. Worth it for pieces so small that launching them takes
+            longer than computing them.
+        guidance: Classifier-free guidance: a second, unconditional branch of every row.
+        vocabulary: Of a step function: how many ids it gives logits for.
 
     Raises:
         ConfigurationError: A model, a size, a driver or an option that cannot work.
@@ -92,16 +107,21 @@ class CUDAGraphAR(Holding, Generating, NotCopied):
         compile: Compile = False,  # noqa: A002  (as published)
         on_legacy_work: LegacyWork = "error",
         pool: MemoryPool | None = None,
+        prefill_chunk_size: int | None = None,
+        capture_prefill: bool = False,
+        guidance: Guidance | None = None,
+        vocabulary: int | None = None,
     ) -> None:
         refuse_inside_capture("CUDAGraphAR")
         check_legacy_work(on_legacy_work)
         check_pool(pool)
-        checks.check_model(model)
+        check_prefill(prefill_chunk_size, capture_prefill)
         if sampling is not None and not isinstance(sampling, Sampling):
             raise ConfigurationError(f"sampling: expected Sampling or None, got {sampling!r}")
         tell_unfollowed(model, sampling)
         self.model = model
-        self.cache = checks.cache_for(model, cache, max_seq_len, batch_size)
+        self._kind: dict[str, Any] = {"vocabulary": vocabulary, "guidance": guidance}
+        self.cache = cache_for(model, cache, max_seq_len, batch_size, **self._kind)
         self.driver = choose_driver(self.cache.position) if driver is None else driver
         checks.check_driver(self.driver, self.cache.device)
         check_compile(compile, self.driver)
@@ -112,10 +132,19 @@ class CUDAGraphAR(Holding, Generating, NotCopied):
         self._compile = compile
         self._pool = pool
         self._sampling = sampling or Sampling.greedy()
+        self._eager_because = None if capture else "capture=False"
+        self._guide = None if guidance is None else Guide(guidance, self.cache.device)
+        self._chunks: CapturedChunks | None = None
+        self._feed: Feed = in_one_piece
+        if prefill_chunk_size is not None:
+            self._feed = Chunks(prefill_chunk_size)
+            if capture_prefill and capture:
+                self._feed = self._chunks = CapturedChunks(
+                    prefill_chunk_size, self.driver, on_legacy_work, pool
+                )
         self._step = self._step_for(self.cache)
         self._variants = Variants()
         self._captured: CapturedStep | None = None
-        self._eager_because = None if capture else "capture=False"
         self._state = self.cache._state
         self._flight = Flight()
         self._token = self._step.token
@@ -128,7 +157,9 @@ class CUDAGraphAR(Holding, Generating, NotCopied):
 
     def _step_for(self, cache: StaticKVCache) -> DecodeStep:
         """A step with buffers of its own for caches of the layout of ``cache``."""
-        forward = DecoderForward(self.model, cache)
+        forward = forward_for(
+            self.model, cache, self._feed, vocabulary=self._kind["vocabulary"], guide=self._guide
+        )
         sampler = Sampler(self._sampling, forward.rows, forward.vocabulary, cache.device)
         return DecodeStep(forward, sampler)
 
@@ -141,29 +172,35 @@ class CUDAGraphAR(Holding, Generating, NotCopied):
         attention_mask: torch.Tensor | None = None,
         cache: StaticKVCache | None = None,
         seed: int | None = None,
+        **inputs: Any,
     ) -> None:
         """Forwards a prompt behind what the cache holds, and captures the step the first time.
 
-        Afterwards ``cache.seen_tokens`` has grown by the prompt's length. Later prompts, of any
-        length that fits, reuse the graph; where the model's weights are other tensors since, or
-        lie elsewhere (cast, moved, exchanged), the step is captured again.
+        Afterwards ``cache.seen_tokens`` has grown by the prompt's length: by the tokens of its
+        longest row, where they differ. Later prompts, of any length that fits, reuse the graph;
+        the first one whose rows differ captures a second, which hides the pads. Where the model's
+        weights are other tensors since, or lie elsewhere (cast, moved, exchanged), the step is
+        captured again.
 
         Args:
             input_ids: int64 ``[batch, tokens]`` on the model's device.
-            attention_mask: As a tokenizer gives it; all ones: prompts of one batch have the same
-                length in this version.
+            attention_mask: Ones for tokens and zeros for padding, as a tokenizer gives it. Padding
+                may stand on either side, or between: every row gives what it gives alone.
             cache: Another cache, taken over first as by :meth:`use`.
             seed: Of the random numbers of what follows; None: the sampling's, or one is drawn.
                 Behind held tokens None lets the numbers go on.
+            inputs: With guidance: ``negative_input_ids``, the prompts of the unconditional branches
+                (of any length, ``[batch, tokens]`` or one for all; left out: each row's last token,
+                as in transformers), and ``negative_attention_mask``, theirs.
 
         Raises:
-            ConfigurationError: An empty prompt, a wrong shape, dtype, device, batch or id, padding;
-                or the model was put into a training mode that makes the step random.
+            ConfigurationError: An empty prompt, a wrong shape, dtype, device, batch or id, a row of
+                padding only; or the model was put into a training mode that makes the step random.
             CapacityError: The prompt does not fit.
             CaptureError: The step cannot be captured; the cache is as before.
             LifecycleError: The runner is closed.
         """
-        checked = self._checked_prompt("capture()", input_ids, attention_mask, cache, seed)
+        checked = self._checked_prompt("capture()", input_ids, attention_mask, cache, seed, inputs)
         prompt.check_prompt_fits(self.cache, self.cache.seen_tokens, checked.length)
         self._begin(checked)
 
@@ -190,12 +227,14 @@ class CUDAGraphAR(Holding, Generating, NotCopied):
         if cache is self.cache:
             self.last_binding = CacheBinding(BindingRoute.SAME, "it is the runner's cache")
             return self.last_binding
-        cache = checks.cache_for(self.model, cache, None, None)
+        cache = cache_for(self.model, cache, None, None, **self._kind)
         difference = layout_difference(self.cache, cache)
         step = self._step if difference is None else self._step_for(cache)
         self._disarm("the last change of caches failed: capture a prompt")
         self._generation += 1
         binding = bind_variants(self._variants, difference, cache)
+        if self._chunks is not None:
+            self._chunks.use(cache, difference)
         try:
             self._move_to(cache, step)
         except BaseException:
@@ -254,6 +293,8 @@ class CUDAGraphAR(Holding, Generating, NotCopied):
             self.cache.unwatch(self)
             self._captured = None
             self._variants.close()
+            if self._chunks is not None:
+                self._chunks.close()
 
     def __enter__(self) -> CUDAGraphAR:
         return self
@@ -271,11 +312,14 @@ class CUDAGraphAR(Holding, Generating, NotCopied):
     def cache_changed(self, name: str, how: str) -> None:
         """A captured buffer was replaced: every later replay raises, naming it."""
         self._variants.mark_stale(name, how)
+        if self._chunks is not None:
+            self._chunks.mark_stale(name, how)
 
     @property
     def holds_graph(self) -> bool:
         """Whether a graph with the cache's addresses exists."""
-        return len(self._variants) > 0
+        chunks = self._chunks
+        return len(self._variants) > 0 or (chunks is not None and chunks.holds_graph)
 
     def cache_was_emptied(self, reason: str) -> None:
         """The logits belong to nothing any more; a forced token may continue from here."""
@@ -316,6 +360,8 @@ class CUDAGraphAR(Holding, Generating, NotCopied):
                 with torch.no_grad():
                     self._step.set_eos((), 0)
                     self._step.prefill(checked)
+                    if self._chunks is not None:
+                        self.captures += self._chunks.new_captures()
                     self._prompt_is_written()
                 self._captured = None if self._eager_reason() else self._captured_variant()
                 # last: where the prompt or the capture fails, it is not part of what goes on
@@ -341,11 +387,13 @@ class CUDAGraphAR(Holding, Generating, NotCopied):
     def _captured_variant(self) -> CapturedStep:
         """The captured step for what comes next; captured now where there is none."""
         # once a prompt: a replay of old weights behind a prompt of new ones would give neither's
-        self._variants.look(self.named_tensors().items, self.model)
+        self._variants.look(self.named_tensors().items, self._step.forward.model)
         if self._variants.stale:
             _log.info("capturing the decode step again: %s", self._variants.stale)
             self._captured = None
             self._variants.close()
+            if self._chunks is not None:
+                self._chunks.close()
         found = self._variants.get(self._step.key)
         if found is None:
             found = capture_step(
@@ -386,6 +434,7 @@ class CUDAGraphAR(Holding, Generating, NotCopied):
         attention_mask: torch.Tensor | None,
         cache: StaticKVCache | None,
         seed: int | None,
+        inputs: Mapping[str, Any],
     ) -> Prompt:
         check_seed(seed)
         self._refuse_closed(caller)
@@ -394,8 +443,8 @@ class CUDAGraphAR(Holding, Generating, NotCopied):
         if cache is not None:
             self.use(cache)
         self.cache.check_buffers()
-        checks.check_training(self.model)
-        checked = prompt.check_prompt(self.model, self.cache, input_ids, attention_mask)
+        checks.check_training(self._step.forward.model)
+        checked = checked_prompt(self._step.forward, input_ids, attention_mask, inputs)
         return replace(checked, seed=seed)
 
     def _refuse_closed(self, caller: str) -> None:
@@ -420,7 +469,7 @@ class CUDAGraphAR(Holding, Generating, NotCopied):
         if self._limit < 0 and self._may_force:
             self._arm()
         self._checked_seen()
-        self._step.force(prompt.check_token(self.model, self.cache, token))
+        self._step.force(prompt.check_token(self._step.forward, token))
         try:
             return self.replay()
         except BaseException:

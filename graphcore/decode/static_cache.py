@@ -17,6 +17,7 @@ from graphcore.decode import transformers_compat as compat
 from graphcore.decode.cache_layer import BorrowingLayer, Pair, StaticLayer
 from graphcore.decode.cache_state import CacheState, CacheWatcher, refuse_inside_capture
 from graphcore.decode.cache_view import view_of
+from graphcore.decode.padding import Padding
 from graphcore.decode.scratch import Scratch
 from graphcore.decode.sizes import (
     PerLayer,
@@ -94,6 +95,7 @@ class StaticKVCache(compat.Cache):  # type: ignore[misc]  # transformers is unty
         self.device = checked_device(device)
         self._batch = batch_size
         self._state = CacheState(max_seq_len, self.device, owners[-1])
+        self.padding = Padding(batch_size, max_seq_len, self.device)
         self._scratch = Scratch(shapes)
         layers: list[StaticLayer | BorrowingLayer] = [
             StaticLayer(index, self._state, self._scratch, shapes[index], dtype)
@@ -231,6 +233,7 @@ class StaticKVCache(compat.Cache):  # type: ignore[misc]  # transformers is unty
         for layer in self._owners:
             names.update(layer.named_tensors())
         names[self._state.name] = self.position
+        names.update(self.padding.named_tensors())
         names.update(self._scratch.named())
         return names
 
@@ -291,6 +294,7 @@ class StaticKVCache(compat.Cache):  # type: ignore[misc]  # transformers is unty
         refuse_inside_capture("reset()")
         for layer in self._owners:
             layer.reset()
+        self.padding.clear_from(0)
         self._state.seek(0)
         self._state.emptied("the cache was reset")
 
@@ -303,6 +307,7 @@ class StaticKVCache(compat.Cache):  # type: ignore[misc]  # transformers is unty
             )
         for layer in self._owners:
             layer.clear_from(position)
+        self.padding.clear_from(position)
         self._state.seek(position)
         self._state.emptied(f"the cache was rewound to {position} tokens")
 
@@ -355,6 +360,7 @@ class StaticKVCache(compat.Cache):  # type: ignore[misc]  # transformers is unty
         )
         for layer in self._owners:
             layer.reorder_cache(beam_idx)
+        self.padding.reorder(beam_idx)
         self._state.emptied("the rows of the cache were reordered")
 
     def crop(self, tokens_to_remove: int) -> None:

@@ -183,6 +183,8 @@ def owning_layers(config: Any) -> tuple[int, ...]:
 
 def decoder_layers(model: Any) -> list[Any]:
     """The decoder's layer modules, in order; empty where the model does not list them."""
+    if not hasattr(model, "config"):
+        return []
     count = int(text_config(model).num_hidden_layers)
     for module in model.modules():
         if isinstance(module, torch.nn.ModuleList) and len(module) == count:

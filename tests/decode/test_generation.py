@@ -11,6 +11,7 @@ from helpers.decode_models import VOCABULARY, device_of, eager_tokens, make_mode
 
 from graphcore.decode import CUDAGraphAR, Generation, StaticKVCache, generate
 from graphcore.decode.ending import cut_after_end, end_ids
+from graphcore.decode.forward import DecoderForward
 from graphcore.driver import Driver
 from graphcore.errors import CapacityError, ConfigurationError
 
@@ -74,13 +75,14 @@ def test_end_ids_come_from_the_generation_config_unless_given(
 
 def test_ids_that_the_model_cannot_choose_end_nothing() -> None:
     model = make_model()
+    forward = DecoderForward(model, StaticKVCache.for_model(model, 8))
     model.generation_config.eos_token_id = [VOCABULARY, 5]
     model.generation_config.pad_token_id = -1
-    assert end_ids(model, None, None) == ((5,), 5)
-    assert end_ids(model, (), None) == ((), 0)
-    assert end_ids(model, 7, 3) == ((7,), 3)
+    assert end_ids(forward, None, None) == ((5,), 5)
+    assert end_ids(forward, (), None) == ((), 0)
+    assert end_ids(forward, 7, 3) == ((7,), 3)
     model.generation_config.eos_token_id = None
-    assert end_ids(model, None, None) == ((), 0)
+    assert end_ids(forward, None, None) == ((), 0)
 
 
 def test_ids_are_cut_where_the_last_row_ends() -> None:
