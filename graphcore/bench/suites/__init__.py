@@ -15,7 +15,8 @@ from graphcore.driver import Driver
 from graphcore.errors import ConfigurationError
 
 SUITES: Mapping[str, str] = {
-    name: f"graphcore.bench.suites.{name}" for name in ("decode", "inspect", "launch", "update")
+    name: f"graphcore.bench.suites.{name}"
+    for name in ("decode", "inspect", "launch", "memory", "update")
 }
 
 PARTS: Mapping[str, tuple[str, ...]] = {"decode": ("smollm2", "llama-1b", "qwen3-moe", "t5-base")}

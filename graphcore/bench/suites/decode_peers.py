@@ -97,7 +97,7 @@ class HandStep:
     def __init__(self, subject: Subject) -> None:
         model, prompt = subject.model, subject.prompt
         self._cache = static_cache(subject)
-        self._graph: Any = None
+        self.graph: Any = None
         keyword = str(compat.cache_keyword(model))
         first = prompt
         with torch.no_grad():
@@ -115,9 +115,9 @@ class HandStep:
         """One token: forwards the last one, leaves the next in its place."""
         self.token.copy_(self._next(self.token))
 
-    def capture(self, decode: Callable[[], None]) -> None:
-        """Captures ``decode``, as torch's documentation says it."""
-        self._graph = torch.cuda.CUDAGraph()
+    def capture(self, decode: Callable[[], None], pool: Any = None) -> None:
+        """Captures ``decode``, as torch's documentation says it; into a pool of torch's."""
+        self.graph = torch.cuda.CUDAGraph()
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.no_grad(), torch.cuda.stream(side):
@@ -125,7 +125,7 @@ class HandStep:
                 decode()
         torch.cuda.current_stream().wait_stream(side)
         self.begin()
-        with torch.no_grad(), torch.cuda.graph(self._graph):
+        with torch.no_grad(), torch.cuda.graph(self.graph, pool=pool):
             decode()
 
     def begin(self) -> None:
@@ -135,7 +135,7 @@ class HandStep:
 
     def replay(self) -> None:
         """One token by replay."""
-        self._graph.replay()
+        self.graph.replay()
 
     def _next(self, ids: torch.Tensor) -> torch.Tensor:
         logits = self._model(**{self._ids: ids}, **self._fixed).logits
