@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from graphcore.decode.cache_state import is_capturing
 from graphcore.decode.checks import check_training
 from graphcore.decode.forward import Feed, in_one_piece
 from graphcore.decode.masks import Masks
@@ -80,19 +81,25 @@ class FunctionForward:
         self._masks.use(cache)
 
     def prefill(self, prompt: Prompt) -> torch.Tensor:
-        """Forwards the prompt behind what the cache holds.
-
-        Raises:
-            ConfigurationError: The function has not moved the position by the prompt's length.
-        """
-        start = self.cache.seen_tokens
-        self.cache.padding.append(start, prompt.mask)
-        logits = self._feed(self, prompt.ids)
-        self._check_advance(self.cache.seen_tokens - start, prompt.length)
-        return logits
+        """Forwards the prompt behind what the cache holds."""
+        self.cache.padding.append(self.cache.seen_tokens, prompt.mask)
+        return self._feed(self, prompt.ids)
 
     def logits(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Logits ``[R, V]`` of the last of ``tokens [R, T]``."""
+        """Logits ``[R, V]`` of the last of ``tokens [R, T]``.
+
+        Raises:
+            ConfigurationError: They have another shape or dtype; or the position has not moved by T
+                (looked at in the prompt and the warm-up, not in the capture behind them).
+        """
+        if torch.compiler.is_compiling() or is_capturing():
+            return self._call(tokens)
+        start = self.cache.seen_tokens
+        logits = self._call(tokens)
+        self._check_advance(self.cache.seen_tokens - start, tokens.shape[1])
+        return logits
+
+    def _call(self, tokens: torch.Tensor) -> torch.Tensor:
         positions, mask = self._masks.for_tokens(tokens.shape[1])
         given = {"position_ids": positions, "mask": mask, "cache": self.cache}
         arguments: dict[str, Any] = {name: given[part] for part, name in self._names.items()}

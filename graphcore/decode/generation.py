@@ -11,6 +11,7 @@ import torch
 from graphcore.decode import checks, prompt
 from graphcore.decode import transformers_compat as compat
 from graphcore.decode.ending import EosIds
+from graphcore.decode.guidance import Guidance
 from graphcore.decode.runner import CUDAGraphAR
 from graphcore.decode.sampling import Sampling
 from graphcore.decode.static_cache import StaticKVCache
@@ -61,6 +62,10 @@ def generate(  # noqa: PLR0913  (each is a choice of its own)
     driver: Driver | None = None,
     capture: bool = True,
     seed: int | None = None,
+    prefill_chunk_size: int | None = None,
+    guidance: Guidance | None = None,
+    vocabulary: int | None = None,
+    **inputs: Any,
 ) -> Generation:
     """Decodes ``max_new_tokens`` through a captured step.
 
@@ -81,6 +86,10 @@ def generate(  # noqa: PLR0913  (each is a choice of its own)
         driver: None: the one for the model's device.
         capture: False decodes eagerly.
         seed: As for :meth:`CUDAGraphAR.generate`.
+        prefill_chunk_size: As for :class:`CUDAGraphAR`.
+        guidance: As for :class:`CUDAGraphAR`.
+        vocabulary: As for :class:`CUDAGraphAR`, with a step function and its cache.
+        inputs: As for :meth:`CUDAGraphAR.capture`.
 
     Raises:
         ConfigurationError, CapacityError, CacheTypeError: As :class:`CUDAGraphAR`.
@@ -89,6 +98,9 @@ def generate(  # noqa: PLR0913  (each is a choice of its own)
     rows = None
     if cache is None:
         rows, tokens = prompt.check_ids(input_ids).shape
+        if "negative_input_ids" in inputs:
+            negative = prompt.check_ids(inputs["negative_input_ids"], "negative_input_ids")
+            tokens = max(tokens, negative.shape[1])
         if max_seq_len is None:
             max_seq_len = _capacity(model, tokens + prompt.check_count(max_new_tokens))
 
@@ -101,6 +113,9 @@ def generate(  # noqa: PLR0913  (each is a choice of its own)
             sampling=sampling,
             driver=driver,
             capture=capture,
+            prefill_chunk_size=prefill_chunk_size,
+            guidance=guidance,
+            vocabulary=vocabulary,
         )
         with runner:
             decoded = runner.generate(
@@ -110,6 +125,7 @@ def generate(  # noqa: PLR0913  (each is a choice of its own)
                 pad_token_id,
                 attention_mask=attention_mask,
                 seed=seed,
+                **inputs,
             )
         return decoded, runner
 

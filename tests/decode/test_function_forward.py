@@ -238,6 +238,23 @@ def test_a_function_that_does_not_move_the_position_by_its_tokens_is_refused_bef
     assert (cache.seen_tokens, int(cache.position), runner.captures) == (0, 0, 0)
 
 
+def test_a_function_that_stops_moving_the_position_for_single_tokens_is_refused_too(
+    graphcore_driver: Driver,
+) -> None:
+    model = make_tiny_model(device_of(graphcore_driver))
+    cache = make_tiny_cache(device_of(graphcore_driver))
+
+    def step(tokens: torch.Tensor, position_ids: Any, mask: Any, cache: Any) -> torch.Tensor:
+        if tokens.shape[1] > 1:
+            return model(tokens, position_ids, mask, cache)
+        return model.head(model.embedding(tokens))
+
+    with CUDAGraphAR(step, cache, vocabulary=VOCABULARY, driver=graphcore_driver) as runner:
+        with pytest.raises(ConfigurationError, match=r"by the 1 tokens it was given, .*moved by 0"):
+            runner.capture(prompt_for(graphcore_driver, 3))
+        assert (cache.seen_tokens, int(cache.position), runner.captures) == (0, 0, 0)
+
+
 def test_what_a_step_function_needs_is_named() -> None:
     step, cache = as_function(make_tiny_model()), make_tiny_cache()
     with pytest.raises(ConfigurationError, match=r"or a step function with cache= and vocabulary="):

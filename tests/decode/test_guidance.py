@@ -10,7 +10,7 @@ import torch
 from helpers.decode_models import device_of, eager_tokens, make_model, make_prompt
 
 import graphcore
-from graphcore.decode import CUDAGraphAR, Guidance, Sampling, StaticKVCache
+from graphcore.decode import CUDAGraphAR, Guidance, Sampling, StaticKVCache, generate
 from graphcore.decode.guidance import Guide
 from graphcore.driver import Driver
 from graphcore.errors import CapacityError, CaptureError, ConfigurationError
@@ -144,6 +144,18 @@ def test_what_the_conditional_branch_rules_out_stays_ruled_out() -> None:
     wanted = torch.tensor([[1.0, -math.inf, 2.0]])
     other = torch.tensor([[0.0, -math.inf, 1.0]])
     assert guide.combine(wanted, other).tolist() == [[2.0, -math.inf, 3.0]]
+
+
+def test_generate_takes_guidance_and_makes_room_for_the_longer_prompt(
+    graphcore_driver: Driver,
+) -> None:
+    model = make_model(device=device_of(graphcore_driver))
+    prompt = make_prompt(4, device=str(model.device))
+    negative = make_prompt(9, device=str(model.device), seed=2)
+    given = {"guidance": Guidance(SCALE), "negative_input_ids": negative, "prefill_chunk_size": 4}
+    result = generate(model, prompt, NEW, driver=graphcore_driver, **given)
+    assert torch.equal(result.ids, theirs(model, prompt, negative_prompt_ids=negative))
+    assert (result.execution, result.captures) == ("graph", 1)
 
 
 # ---- branches -----------------------------------------------------------------------------------

@@ -15,9 +15,10 @@ from helpers.decode_models import (
     make_prompt,
 )
 
-from graphcore.decode import CUDAGraphAR, DecodeBuckets, Sampling, generate
+from graphcore.decode import CUDAGraphAR, DecodeBuckets, Guidance, Sampling, compiled_step, generate
+from graphcore.decode.compiled_step import CompiledStep
 from graphcore.decode.padding import Padding, checked_mask, left_padded, of_length
-from graphcore.driver import Driver
+from graphcore.driver import Driver, open_driver
 from graphcore.errors import CapacityError, ConfigurationError
 
 NEW = 10
@@ -142,6 +143,41 @@ def test_generate_takes_padded_prompts(graphcore_driver: Driver) -> None:
     result = generate(model, prompt, NEW, attention_mask=prompt != PAD, driver=graphcore_driver)
     assert (result.execution, result.captures) == ("graph", 1)
     assert torch.equal(result.new_ids, alone(model, rows))
+
+
+def test_a_compiled_step_is_one_region_that_hides_pads_and_guides(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(compiled_step, "_fusing_inductor", lambda graph, inputs: graph.forward)
+    driver = open_driver("emulated")
+    rows = rows_of(LENGTHS, "cpu")
+    prompt = padded(rows)
+    with make_runner(driver, capture=False, guidance=Guidance(2.0)) as runner:
+        expected = runner.generate(prompt, NEW, attention_mask=prompt != PAD)[:, 7:]
+        runner.cache.reset()
+        runner.capture(prompt, attention_mask=prompt != PAD)
+        compiled = CompiledStep(runner._step)
+        found = []
+        for _ in range(NEW):
+            with torch.no_grad(), runner._state.written_by(runner):
+                compiled.run()
+            found.append(runner.token.clone())
+        assert torch.equal(torch.stack(found, dim=1), expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("guided", [False, True], ids=["padded", "padded and guided"])
+def test_a_captured_compiled_step_decodes_padded_and_guided_prompts(guided: bool) -> None:
+    driver = open_driver("cuda")
+    rows = rows_of(LENGTHS, device_of(driver))
+    prompt = padded(rows)
+    options = {"guidance": Guidance(2.0)} if guided else {}
+    ids = []
+    for compiled in (False, True):
+        with make_runner(driver, compile=compiled, **options) as runner:
+            ids.append(runner.generate(prompt, NEW, attention_mask=prompt != PAD))
+            assert runner.execution == "graph"
+    assert torch.equal(ids[0], ids[1])
 
 
 @pytest.mark.parametrize("sampling", ["greedy", "penalty"])
