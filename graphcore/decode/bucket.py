@@ -33,6 +33,7 @@ class BucketGeneration:
         path: The buckets it went through, smallest first.
         execution: "graph" or "eager".
         reason: Why.
+        seed: Of the random numbers, given or drawn; None for greedy.
     """
 
     ids: torch.Tensor
@@ -41,6 +42,7 @@ class BucketGeneration:
     path: tuple[Bucket, ...]
     execution: str
     reason: str
+    seed: int | None = None
 
     @property
     def new_ids(self) -> torch.Tensor:

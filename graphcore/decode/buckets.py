@@ -180,6 +180,7 @@ class DecodeBuckets(NotCopied):
             tuple(path),
             runner.execution,
             runner.reason,
+            runner.seed,
         )
 
     def stream(

@@ -57,13 +57,8 @@ class RowNoise:
         The high words of Lea's mixer of state + id * ``_TOKEN``; its last shift leaves them alone.
         """
         words = torch.add(self.state, ids, alpha=_signed(_TOKEN))
-        halves = words.view(torch.int32)
-        low, high = halves[:, 0::2], halves[:, 1::2]  # of little-endian words
-        for _ in range(2):
-            low.bitwise_xor_(high)
-            words.mul_(_signed(_MIXER))
         self.state.add_(_signed(_DRAW))
-        return high
+        return _high_mixed_fused(words) if torch.compiler.is_compiling() else _high_mixed(words)
 
     def log_exponentials(self, ids: torch.Tensor) -> torch.Tensor:
         """Logarithms of standard exponential numbers, float64 ``[rows, n]``: negated Gumbel noise.
@@ -77,6 +72,22 @@ class RowNoise:
     def named_tensors(self) -> dict[str, torch.Tensor]:
         """The static tensors by the name reports use."""
         return {"random state": self.state, "centre of uniform numbers": self._centre}
+
+
+def _high_mixed(words: torch.Tensor) -> torch.Tensor:
+    halves = words.view(torch.int32)
+    low, high = halves[:, 0::2], halves[:, 1::2]  # of little-endian words
+    for _ in range(2):
+        low.bitwise_xor_(high)
+        words.mul_(_signed(_MIXER))
+    return high
+
+
+def _high_mixed_fused(words: torch.Tensor) -> torch.Tensor:
+    """The same with shifts: a compiler makes one kernel of it, and would copy for the views."""
+    for _ in range(2):
+        words = (words ^ ((words >> 32) & 0xFFFFFFFF)) * _signed(_MIXER)
+    return (words >> 32).to(torch.int32)
 
 
 def _signed(word: int) -> int:

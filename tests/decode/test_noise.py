@@ -104,6 +104,15 @@ def test_numbers_are_finite_for_the_smallest_and_the_largest_word(
     assert -22.9 < float(logs.min()) < float(logs.max()) < 3.2
 
 
+def test_a_compiled_step_draws_the_same_words() -> None:
+    ids = torch.arange(100)
+    plain, compiled = noise_of(7, 3), noise_of(7, 3)
+    draw = torch.compile(lambda: compiled.words(ids), backend="aot_eager", fullgraph=True)
+    for _ in range(3):
+        assert torch.equal(draw(), plain.words(ids))
+    assert torch.equal(compiled.state, plain.state)
+
+
 # ---- how random they are ------------------------------------------------------------------------
 
 

@@ -9,7 +9,7 @@ import torch
 from helpers.decode_models import VOCABULARY, device_of, eager_tokens, make_model, make_prompt
 from helpers.decode_sampling import transformers_scores
 
-from graphcore.decode import CUDAGraphAR, Sampling, generate
+from graphcore.decode import CUDAGraphAR, DecodeBuckets, Sampling, generate
 from graphcore.driver import Driver, open_driver
 from graphcore.errors import CaptureError, ConfigurationError
 
@@ -280,6 +280,20 @@ def test_one_launch_draws_the_tokens_of_replays(
         assert runner.captures == 1
 
 
+@pytest.mark.parametrize("rows", [1, 2], ids="{}-rows".format)
+def test_buckets_draw_the_tokens_of_a_runner_also_where_they_grow(
+    graphcore_driver: Driver, model: Any, prompt: torch.Tensor, rows: int
+) -> None:
+    with runner_of(model, graphcore_driver, samplings["all"]) as runner:
+        expected = runner.generate(prompt, NEW, seed=5)[:rows]
+    options: dict[str, Any] = {"sampling": samplings["all"], "driver": graphcore_driver}
+    with DecodeBuckets(model, [9, 32], [ROWS], progress=False, **options) as buckets:
+        for grow in (False, True):
+            drawn = buckets.generate(prompt[:rows], NEW, grow=grow, seed=5)
+            assert torch.equal(drawn.ids, expected)
+            assert (drawn.seed, len(drawn.path)) == (5, 1 + grow)
+
+
 # ---- what it is given later ---------------------------------------------------------------------
 
 
@@ -370,3 +384,22 @@ def test_bfloat16_models_draw_the_same_tokens_eager_and_captured(
         expected = eager.generate(prompt, NEW)
     with runner_of(model, graphcore_driver, samplings["all"]) as runner:
         assert torch.equal(runner.generate(prompt, NEW), expected)
+
+
+@pytest.mark.gpu
+def test_a_compiled_step_draws_the_tokens_of_the_plain_one() -> None:
+    from graphcore.errors import DriverUnavailable
+
+    try:
+        driver = open_driver("cuda")
+    except DriverUnavailable as error:
+        pytest.skip(str(error))
+    model = make_model(device=device_of(driver))
+    prompt = make_prompt(5, batch=ROWS, device=device_of(driver))
+    with runner_of(model, driver, samplings["all"]) as plain:
+        expected = plain.generate(prompt, NEW)
+    with runner_of(model, driver, samplings["all"], compile=True) as runner:
+        for _ in range(2):
+            assert torch.equal(runner.generate(prompt, NEW), expected)
+        state = plain.named_tensors()["random state"]
+        assert torch.equal(runner.named_tensors()["random state"], state)

@@ -460,3 +460,21 @@ def test_a_device_chooses_what_the_host_chooses(name: str) -> None:
     on_device = logits.cuda()
     for _ in range(20):
         assert torch.equal(host.choose(logits), device.choose(on_device).cpu())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["top-p-0.9", "all"])
+def test_one_row_of_128_thousand_is_cut_alike_every_time(name: str) -> None:
+    """A running sum of floating-point numbers in one row would differ from call to call."""
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    sampling = Sampling(**{"temperature": 1.0} | settings[name])
+    logits = random_logits("plain", 1, 128_256, torch.bfloat16).cuda()
+    sampler = sampler_of(sampling, 1, 128_256, device="cuda")
+    first, ids = sampler._filters.candidates(logits)
+    for _ in range(30):
+        again, same_ids = sampler._filters.candidates(logits)
+        assert torch.equal(first, again)
+        assert ids is not None
+        assert same_ids is not None
+        assert torch.equal(ids, same_ids)
