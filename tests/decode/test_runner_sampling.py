@@ -255,6 +255,24 @@ def test_greedy_with_a_penalty_is_transformers_greedy_with_it(
     assert not torch.equal(expected, eager_tokens(model, prompt, NEW))
 
 
+def test_padding_of_a_ragged_prompt_is_not_penalised(
+    graphcore_driver: Driver, model: Any, prompt: torch.Tensor
+) -> None:
+    """The pad is a token that the row would choose: penalised it would not."""
+    sampling = Sampling(repetition_penalty=5.0)
+    one = prompt[:1, 2:]
+    with CUDAGraphAR(model, max_seq_len=48, driver=graphcore_driver, sampling=sampling) as runner:
+        alone = runner.generate(one, NEW)
+    pad = int(alone[0, 3])
+    ragged, mask = prompt.clone(), torch.ones_like(prompt)
+    ragged[0, :2], mask[0, :2] = pad, 0
+    with runner_of(model, graphcore_driver, sampling) as runner:
+        ids = runner.generate(ragged, NEW, attention_mask=mask)
+        assert torch.equal(ids[:1, 2:], alone)
+        unmasked = runner.generate(ragged, NEW)  # control: there the same token counts
+        assert int(unmasked[0, 5]) != pad
+
+
 def test_sampling_of_the_generation_config_draws_what_its_settings_say(
     graphcore_driver: Driver, model: Any, prompt: torch.Tensor
 ) -> None:
