@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from graphcore.decode.bucket import Bucket, BucketGeneration
     from graphcore.decode.buckets import DecodeBuckets
     from graphcore.decode.cache_binding import BindingRoute, CacheBinding
+    from graphcore.decode.encoder_decoder_cache import EncoderDecoderKVCache
     from graphcore.decode.generation import Generation, generate
     from graphcore.decode.guidance import Guidance
     from graphcore.decode.runner import CUDAGraphAR
@@ -26,6 +27,7 @@ __all__ = [
     "CUDAGraphAR",
     "CacheBinding",
     "DecodeBuckets",
+    "EncoderDecoderKVCache",
     "Generation",
     "Guidance",
     "Sampling",
@@ -41,6 +43,7 @@ _homes = {
     "CUDAGraphAR": "graphcore.decode.runner",
     "CacheBinding": "graphcore.decode.cache_binding",
     "DecodeBuckets": "graphcore.decode.buckets",
+    "EncoderDecoderKVCache": "graphcore.decode.encoder_decoder_cache",
     "Generation": "graphcore.decode.generation",
     "Guidance": "graphcore.decode.guidance",
     "Sampling": "graphcore.decode.sampling",

@@ -141,27 +141,27 @@ class StaticLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is unt
 
     def reset(self) -> None:
         """Zeroes K and V in place: a NaN left in a masked slot would make NaN logits."""
-        _bytes_of(self._keys).zero_()
-        _bytes_of(self._values).zero_()
+        bytes_of(self._keys).zero_()
+        bytes_of(self._values).zero_()
 
     def clear_from(self, start: int) -> None:
         """Zeroes the slots from ``start`` on."""
-        _bytes_of(self._keys)[:, :, start:].zero_()
-        _bytes_of(self._values)[:, :, start:].zero_()
+        bytes_of(self._keys)[:, :, start:].zero_()
+        bytes_of(self._values)[:, :, start:].zero_()
 
     def slot(self, index: int) -> Pair:
         """Copies of one slot's K and V."""
-        keys, values = _bytes_of(self._keys), _bytes_of(self._values)
+        keys, values = bytes_of(self._keys), bytes_of(self._values)
         return keys[:, :, index].clone(), values[:, :, index].clone()
 
     def put_slot(self, index: int, pair: Pair) -> None:
         """Puts back what :meth:`slot` copied."""
-        _bytes_of(self._keys)[:, :, index].copy_(pair[0])
-        _bytes_of(self._values)[:, :, index].copy_(pair[1])
+        bytes_of(self._keys)[:, :, index].copy_(pair[0])
+        bytes_of(self._values)[:, :, index].copy_(pair[1])
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
         """Reorders the rows in place. Use :meth:`StaticKVCache.reorder_cache`, which checks."""
-        for buffer in (_bytes_of(self._keys), _bytes_of(self._values)):
+        for buffer in (bytes_of(self._keys), bytes_of(self._values)):
             buffer.copy_(buffer.index_select(0, beam_idx.to(self.device)))
 
     def crop(self, tokens_to_remove: int) -> None:
@@ -274,9 +274,9 @@ def _write(buffer: torch.Tensor, slots: torch.Tensor, states: torch.Tensor) -> N
     """Writes ``states`` to ``slots`` of dimension 2; the position comes from the device."""
     if states.requires_grad:
         states = states.detach()
-    _bytes_of(buffer).index_copy_(2, slots, _bytes_of(states.to(buffer.dtype)))
+    bytes_of(buffer).index_copy_(2, slots, bytes_of(states.to(buffer.dtype)))
 
 
-def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     """A one-byte float as uint8: indexing and filling are not offered for fp8 everywhere."""
     return tensor.view(torch.uint8) if tensor.element_size() == 1 else tensor

@@ -110,6 +110,11 @@ class CacheState:
         """Whether a graph depends on the buffers."""
         return any(watcher.holds_graph for watcher in self._watchers)
 
+    @property
+    def is_written_by_others(self) -> bool:
+        """Whether nobody has announced, by :meth:`written_by`, that it writes."""
+        return self._writer is None
+
     def watch(self, watcher: CacheWatcher) -> None:
         """Tells ``watcher`` (held weakly) of every change from now on."""
         self._watchers.add(watcher)
@@ -163,7 +168,7 @@ class CacheState:
         elif not is_capturing():
             if self.seen is not None:
                 self.seen += length
-            if self._writer is None:
+            if self.is_written_by_others:
                 self.emptied("tokens were written to the cache by somebody else")
 
     @contextmanager

@@ -10,7 +10,10 @@ from typing import Any
 
 import torch
 
+from graphcore.decode import encoder_decoder_checks
 from graphcore.decode import transformers_compat as compat
+from graphcore.decode import transformers_encoder_decoder as families
+from graphcore.decode.encoder_decoder_cache import EncoderDecoderKVCache
 from graphcore.decode.sizes import check_positive
 from graphcore.decode.static_cache import StaticKVCache
 from graphcore.driver import Driver
@@ -22,7 +25,7 @@ def check_model(model: Any) -> None:
     """Refuses a model whose decode step cannot be captured.
 
     Raises:
-        ConfigurationError: Not a decoder-only transformers model, ``use_cache=False``, training
+        ConfigurationError: Not a transformers model that generates, ``use_cache=False``, training
             mode where it changes the step, several devices, an attention without masks, beam search
             in its generation config.
     """
@@ -31,12 +34,9 @@ def check_model(model: Any) -> None:
             "model: expected a transformers causal language model, or a step function with cache= "
             f"and vocabulary=, got {type(model).__module__}.{type(model).__qualname__}"
         )
-    if getattr(model.config, "is_encoder_decoder", False):
-        raise ConfigurationError(
-            f"model: expected a decoder-only model, got {type(model).__name__}, which is an "
-            "encoder-decoder; those are not offered in this version"
-        )
-    if compat.cache_keyword(model) is None or not compat.takes_position_ids(model):
+    if families.is_encoder_decoder(model):
+        encoder_decoder_checks.check_forward(model)
+    elif compat.cache_keyword(model) is None or not compat.takes_position_ids(model):
         raise ConfigurationError(
             f"model: expected a forward that takes a cache and position_ids, got "
             f"{type(model).__name__}, whose forward does not"
@@ -187,7 +187,11 @@ def _check_one_device(model: Any) -> None:
 
 
 def _check_attention(model: Any) -> None:
-    name = compat.attention_implementation(model)
+    name = (
+        families.attention_implementation(model)
+        if families.is_encoder_decoder(model)
+        else compat.attention_implementation(model)
+    )
     if name not in ("sdpa", "eager"):
         raise ConfigurationError(
             f"attn_implementation: expected 'sdpa' or 'eager', which take a mask over the static "
@@ -197,6 +201,11 @@ def _check_attention(model: Any) -> None:
 
 def _foreign_cache(cache: Any) -> str:
     kind = type(cache).__name__
+    if isinstance(cache, compat.EncoderDecoderCache):
+        return (
+            f"cache: expected a graphcore StaticKVCache, got {kind}: the model is a decoder, it "
+            "has no encoder whose K/V a second half could hold"
+        )
     if isinstance(cache, compat.StaticCache):
         return (
             "cache: expected a graphcore StaticKVCache, got a transformers StaticCache, whose "
@@ -224,9 +233,15 @@ def _check_layer(index: int, layer: Any, shape: compat.LayerShape) -> None:
 
 
 def cache_for(
-    model: Any, cache: Any, max_seq_len: int | None, batch_size: int | None
-) -> StaticKVCache:
+    model: Any,
+    cache: Any,
+    max_seq_len: int | None,
+    batch_size: int | None,
+    encoder_len: int | None = None,
+) -> StaticKVCache | EncoderDecoderKVCache:
     """The caller's cache, checked and bound to ``model``, or a new one of these sizes."""
+    if families.is_encoder_decoder(model):
+        return encoder_decoder_checks.cache_for(model, cache, max_seq_len, batch_size, encoder_len)
     if cache is None:
         wanted = max_seq_len
         if wanted is None:

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch
 
 from graphcore.decode import transformers_compat as compat
+from graphcore.decode.encoder_decoder_cache import EncoderDecoderKVCache
 from graphcore.decode.masks import Masks
 from graphcore.decode.prompt import Prompt, vocabulary_size
 from graphcore.decode.static_cache import StaticKVCache
@@ -25,7 +26,7 @@ class Forward(Protocol):
         """Kept by graphs; its weights are compared before a graph is reused."""
 
     @property
-    def cache(self) -> StaticKVCache:
+    def cache(self) -> StaticKVCache | EncoderDecoderKVCache:
         """Where K and V go, and whose position says where."""
 
     @property

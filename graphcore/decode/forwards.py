@@ -1,4 +1,4 @@
-"""Which forward serves what a runner is given: a model or a step function, guided or not."""
+"""Which forward serves what a runner is given: a decoder, an encoder-decoder, a step function."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from graphcore.decode import checks
-from graphcore.decode.forward import DecoderForward, Feed, Forward
+from graphcore.decode import transformers_encoder_decoder as families
+from graphcore.decode.encoder_decoder_cache import EncoderDecoderKVCache
+from graphcore.decode.encoder_decoder_forward import EncoderDecoderForward
+from graphcore.decode.forward import DecoderForward, Feed, Forward, in_one_piece
 from graphcore.decode.function_forward import FunctionForward, check_function
 from graphcore.decode.guidance import (
     Guidance,
@@ -35,9 +38,11 @@ def cache_for(
     max_seq_len: int | None,
     batch_size: int | None,
     *,
+    encoder_len: int | None = None,
     vocabulary: int | None = None,
     guidance: Guidance | None = None,
-) -> StaticKVCache:
+    exact_encoder: bool = False,
+) -> StaticKVCache | EncoderDecoderKVCache:
     """The caller's cache, checked against all else that is given, or a new one.
 
     Raises:
@@ -54,23 +59,39 @@ def cache_for(
                 f"vocabulary: expected None for a transformers model, which has its own, got "
                 f"{vocabulary!r}"
             )
+    if guidance is not None and families.is_encoder_decoder(model):
+        raise ConfigurationError("guidance: expected None, it is not offered with an encoder")
     rows = batch_size if guidance is None else pair_rows(cache, batch_size)
+    if not families.is_encoder_decoder(model):
+        for field, given in (("encoder_len", encoder_len), ("exact_encoder", exact_encoder)):
+            if given:
+                raise ConfigurationError(
+                    f"{field}: expected none, got {given}: the model has no encoder"
+                )
     if is_function(model, cache, vocabulary):
         checks.check_sizes(cache, max_seq_len, rows)
         made: StaticKVCache = cache
         return made
-    return checks.cache_for(model, cache, max_seq_len, rows)
+    return checks.cache_for(model, cache, max_seq_len, rows, encoder_len)
 
 
 def forward_for(
     model: Any,
-    cache: StaticKVCache,
+    cache: StaticKVCache | EncoderDecoderKVCache,
     feed: Feed,
     *,
     vocabulary: int | None = None,
     guide: Guide | None = None,
+    exact_encoder: bool = False,
 ) -> Forward:
     """The forward of ``model`` over ``cache``, both of which :func:`cache_for` has checked."""
+    if isinstance(cache, EncoderDecoderKVCache):
+        if feed is not in_one_piece:
+            raise ConfigurationError(
+                "prefill_chunk_size: expected None for an encoder-decoder: its prompt is the "
+                "encoder's, which runs once"
+            )
+        return EncoderDecoderForward(model, cache, exact=exact_encoder)
     forward: Forward
     if vocabulary is None:
         forward = DecoderForward(model, cache, feed)
@@ -87,6 +108,8 @@ def checked_prompt(
     Raises:
         ConfigurationError: As :func:`check_prompt`; or an input that the forward does not know.
     """
+    if isinstance(forward, EncoderDecoderForward):
+        return forward.prompt(input_ids, attention_mask, inputs)
     guided = isinstance(forward, GuidedForward)
     known = ("negative_input_ids", "negative_attention_mask") if guided else ()
     for name in inputs:
@@ -97,3 +120,9 @@ def checked_prompt(
     if not isinstance(forward, GuidedForward):
         return prompt
     return paired(prompt, negative_prompt(forward, **inputs))
+
+
+def check_continues(forward: Forward) -> None:
+    """Raises LifecycleError where a token cannot be fed behind what the cache holds now."""
+    if isinstance(forward, EncoderDecoderForward):
+        forward.check_continues()

@@ -24,7 +24,7 @@ from graphcore.decode.prompt import Prompt
 from graphcore.decode.sizes import check_positive
 from graphcore.decode.static_cache import StaticKVCache
 from graphcore.decode.token_stream import TokenStream
-from graphcore.errors import LifecycleError
+from graphcore.errors import ConfigurationError, LifecycleError
 
 _IN_FLIGHT = "a generation runs in one launch"
 
@@ -49,7 +49,7 @@ class Generating(Guarding, ABC):
     def _checked_prompt(
         self,
         caller: str,
-        input_ids: torch.Tensor,
+        input_ids: torch.Tensor | None,
         attention_mask: torch.Tensor | None,
         cache: StaticKVCache | None,
         seed: int | None,
@@ -73,7 +73,7 @@ class Generating(Guarding, ABC):
 
     def generate(  # noqa: PLR0913  (each is a choice of its own)
         self,
-        input_ids: torch.Tensor,
+        input_ids: torch.Tensor | None,
         max_new_tokens: int,
         eos_token_id: EosIds = None,
         pad_token_id: int | None = None,
@@ -89,7 +89,7 @@ class Generating(Guarding, ABC):
         """Decodes up to ``max_new_tokens``, as transformers' ``generate`` does.
 
         Args:
-            input_ids: int64 ``[batch, tokens]`` on the model's device.
+            input_ids: As in :meth:`capture`; None where ``inputs`` has it by its name.
             max_new_tokens: At least 1; prompt and new tokens must fit.
             eos_token_id: Ids that end a row; None: what the model's generation config says; an
                 empty sequence: nothing ends a row.
@@ -108,7 +108,7 @@ class Generating(Guarding, ABC):
 
         Returns:
             int64 ``[batch, prompt + new]``, a tensor of its own: ``input_ids`` as they were given,
-            with their padding, then the new ids.
+            with their padding, then the new ids. Of an encoder-decoder: the decoder's ids.
 
         Raises:
             ConfigurationError, CapacityError, CaptureError, LifecycleError: As :meth:`capture`;
@@ -130,7 +130,7 @@ class Generating(Guarding, ABC):
 
     def stream(
         self,
-        input_ids: torch.Tensor,
+        input_ids: torch.Tensor | None,
         max_new_tokens: int,
         eos_token_id: EosIds = None,
         pad_token_id: int | None = None,
@@ -176,7 +176,7 @@ class Generating(Guarding, ABC):
 
     def generate_in_one_launch(  # noqa: PLR0913  (each is a choice of its own)
         self,
-        input_ids: torch.Tensor,
+        input_ids: torch.Tensor | None,
         max_new_tokens: int,
         eos_token_id: EosIds = None,
         pad_token_id: int | None = None,
@@ -208,7 +208,7 @@ class Generating(Guarding, ABC):
 
         Returns:
             int64 ``[batch, prompt + new]``, a tensor of its own: ``input_ids`` as they were given,
-            with their padding, then the new ids.
+            with their padding, then the new ids. Of an encoder-decoder: the decoder's ids.
 
         Raises:
             ConfigurationError, CapacityError, CaptureError, LifecycleError, StaleGraphError: As
@@ -229,7 +229,7 @@ class Generating(Guarding, ABC):
 
     def stream_in_one_launch(
         self,
-        input_ids: torch.Tensor,
+        input_ids: torch.Tensor | None,
         max_new_tokens: int,
         eos_token_id: EosIds = None,
         pad_token_id: int | None = None,
@@ -319,6 +319,11 @@ class Generating(Guarding, ABC):
         keep_cache: bool,
     ) -> int:
         """Checks the budget, then forwards the checked prompt; the slot of its first token."""
+        if keep_cache and checked.begins_anew:
+            raise ConfigurationError(
+                "keep_cache: expected False with an encoder's input, which begins a generation; "
+                "decoder_input_ids alone continue one"
+            )
         start = self.cache.seen_tokens if keep_cache else 0
         prompt.check_budget(self.cache, start, checked.length, max_new_tokens)
         if not keep_cache:

@@ -24,7 +24,8 @@ class Prompt:
     Attributes:
         ids: int64 ``[rows, tokens]`` of the decoder; a pad is 0.
         mask: bool ``[rows, tokens]``, True where a token counts; None: all do.
-        inputs: What else the model's first forward takes, by name.
+        inputs: What else the model's first forward takes, by name: the encoder's side of an
+            encoder-decoder.
         seed: Of the random numbers of what follows; None: the sampler decides.
         negative: The prompt of the unconditional branch, of the same length.
         given: int64, the ids as the caller gave them, with their padding; None: ``ids``.
@@ -41,6 +42,11 @@ class Prompt:
     def as_given(self) -> torch.Tensor:
         """What the caller gave, which generated ids follow."""
         return self.ids if self.given is None else self.given
+
+    @property
+    def begins_anew(self) -> bool:
+        """Whether nothing that the cache holds can come before it: an encoder's output is new."""
+        return bool(self.inputs)
 
     @property
     def length(self) -> int:

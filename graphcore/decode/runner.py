@@ -28,7 +28,7 @@ from graphcore.decode.captured_step import CapturedStep, capture_step
 from graphcore.decode.compiled_step import Compile, check_compile
 from graphcore.decode.flight import Flight
 from graphcore.decode.forward import Feed, in_one_piece
-from graphcore.decode.forwards import cache_for, checked_prompt, forward_for
+from graphcore.decode.forwards import cache_for, check_continues, checked_prompt, forward_for
 from graphcore.decode.generating import Generating
 from graphcore.decode.generation_settings import tell_unfollowed
 from graphcore.decode.guidance import Guidance, Guide
@@ -59,14 +59,21 @@ class CUDAGraphAR(Holding, Generating, NotCopied):
     :class:`LifecycleError`; ``close()`` is final.
 
     Args:
-        model: A transformers causal language model on one device; in training mode only where that
-            changes nothing. Or a step function, with ``cache`` and ``vocabulary``: any callable,
-            see :class:`graphcore.decode.function_forward.FunctionForward`.
-        cache: A :class:`StaticKVCache` that fits it; None makes one. With ``guidance`` it has two
+        model: A transformers causal language model or encoder-decoder on one device; in training
+            mode only where that changes nothing. Or a step function, with ``cache`` and
+            ``vocabulary``: any callable, see
+            :class:`graphcore.decode.function_forward.FunctionForward`.
+        cache: A :class:`StaticKVCache` that fits it (an encoder-decoder: an
+            :class:`EncoderDecoderKVCache`); None makes one. With ``guidance`` it has two
             rows for every one of the batch.
-        max_seq_len: Capacity of the cache that is made; None: the model's
-            ``max_position_embeddings``.
+        max_seq_len: Capacity of the cache that is made, of an encoder-decoder for the decoder's
+            tokens; None: as many as the model has positions for.
         batch_size: Rows of prompts; None: as many as the cache serves, or 1.
+        encoder_len: Of an encoder-decoder: encoder tokens that the cache which is made holds; None:
+            as many as the model has positions for.
+        exact_encoder: Of an encoder-decoder: False reads the whole cross half under a mask, with
+            one graph for encoder prompts of every length. True reads exactly the prompt's length,
+            which is faster, with a graph for each length. Whisper is always read exactly.
         sampling: How a token is chosen; None: greedy.
         driver: Where the graph lives; None: the one for the model's device.
         capture: False decodes eagerly, with the same cache and the same step.
@@ -101,6 +108,8 @@ class CUDAGraphAR(Holding, Generating, NotCopied):
         *,
         max_seq_len: int | None = None,
         batch_size: int | None = None,
+        encoder_len: int | None = None,
+        exact_encoder: bool = False,
         sampling: Sampling | None = None,
         driver: Driver | None = None,
         capture: bool = True,
@@ -120,8 +129,14 @@ class CUDAGraphAR(Holding, Generating, NotCopied):
             raise ConfigurationError(f"sampling: expected Sampling or None, got {sampling!r}")
         tell_unfollowed(model, sampling)
         self.model = model
-        self._kind: dict[str, Any] = {"vocabulary": vocabulary, "guidance": guidance}
-        self.cache = cache_for(model, cache, max_seq_len, batch_size, **self._kind)
+        self._kind: dict[str, Any] = {
+            "vocabulary": vocabulary,
+            "guidance": guidance,
+            "exact_encoder": exact_encoder,
+        }
+        self.cache = cache_for(
+            model, cache, max_seq_len, batch_size, encoder_len=encoder_len, **self._kind
+        )
         self.driver = choose_driver(self.cache.position) if driver is None else driver
         checks.check_driver(self.driver, self.cache.device)
         check_compile(compile, self.driver)
@@ -158,7 +173,12 @@ class CUDAGraphAR(Holding, Generating, NotCopied):
     def _step_for(self, cache: StaticKVCache) -> DecodeStep:
         """A step with buffers of its own for caches of the layout of ``cache``."""
         forward = forward_for(
-            self.model, cache, self._feed, vocabulary=self._kind["vocabulary"], guide=self._guide
+            self.model,
+            cache,
+            self._feed,
+            vocabulary=self._kind["vocabulary"],
+            guide=self._guide,
+            exact_encoder=self._kind["exact_encoder"],
         )
         sampler = Sampler(self._sampling, forward.rows, forward.vocabulary, cache.device)
         return DecodeStep(forward, sampler)
@@ -167,7 +187,7 @@ class CUDAGraphAR(Holding, Generating, NotCopied):
 
     def capture(
         self,
-        input_ids: torch.Tensor,
+        input_ids: torch.Tensor | None = None,
         *,
         attention_mask: torch.Tensor | None = None,
         cache: StaticKVCache | None = None,
@@ -183,7 +203,9 @@ class CUDAGraphAR(Holding, Generating, NotCopied):
         captured again.
 
         Args:
-            input_ids: int64 ``[batch, tokens]`` on the model's device.
+            input_ids: int64 ``[batch, tokens]`` on the model's device. Of an encoder-decoder it is
+                the encoder's main input (Whisper: ``input_features``), begins a generation, and
+                empties the cache first; without one, ``decoder_input_ids`` continue.
             attention_mask: Ones for tokens and zeros for padding, as a tokenizer gives it. Padding
                 may stand on either side, or between: every row gives what it gives alone.
             cache: Another cache, taken over first as by :meth:`use`.
@@ -191,7 +213,9 @@ class CUDAGraphAR(Holding, Generating, NotCopied):
                 Behind held tokens None lets the numbers go on.
             inputs: With guidance: ``negative_input_ids``, the prompts of the unconditional branches
                 (of any length, ``[batch, tokens]`` or one for all; left out: each row's last token,
-                as in transformers), and ``negative_attention_mask``, theirs.
+                as in transformers), and ``negative_attention_mask``, theirs. Of an encoder-decoder:
+                ``decoder_input_ids`` (None: the start token), ``encoder_outputs``, and what else
+                the encoder takes, by name.
 
         Raises:
             ConfigurationError: An empty prompt, a wrong shape, dtype, device, batch or id, a row of
@@ -201,7 +225,10 @@ class CUDAGraphAR(Holding, Generating, NotCopied):
             LifecycleError: The runner is closed.
         """
         checked = self._checked_prompt("capture()", input_ids, attention_mask, cache, seed, inputs)
-        prompt.check_prompt_fits(self.cache, self.cache.seen_tokens, checked.length)
+        start = 0 if checked.begins_anew else self.cache.seen_tokens
+        prompt.check_prompt_fits(self.cache, start, checked.length)
+        if checked.begins_anew:
+            self.cache.reset()
         self._begin(checked)
 
     def use(self, cache: StaticKVCache) -> CacheBinding:
@@ -430,7 +457,7 @@ class CUDAGraphAR(Holding, Generating, NotCopied):
     def _checked_prompt(
         self,
         caller: str,
-        input_ids: torch.Tensor,
+        input_ids: torch.Tensor | None,
         attention_mask: torch.Tensor | None,
         cache: StaticKVCache | None,
         seed: int | None,
@@ -467,6 +494,7 @@ class CUDAGraphAR(Holding, Generating, NotCopied):
     def _replay_forced(self, token: int | torch.Tensor) -> torch.Tensor:
         self._end_flight()
         if self._limit < 0 and self._may_force:
+            check_continues(self._step.forward)
             self._arm()
         self._checked_seen()
         self._step.force(prompt.check_token(self._step.forward, token))

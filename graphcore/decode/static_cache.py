@@ -349,7 +349,7 @@ class StaticKVCache(compat.Cache):  # type: ignore[misc]  # transformers is unty
             asked = (batch_size, heads[layer.index], dims[layer.index], dtype, on)
             if held != asked:
                 raise ConfigurationError(
-                    f"layer {layer.index}: initialised with (batch, heads, head_dim, dtype, "
+                    f"{layer.name}: initialised with (batch, heads, head_dim, dtype, "
                     f"device) {held}, asked for {asked}; buffers never change for life"
                 )
 

@@ -185,9 +185,15 @@ def decoder_layers(model: Any) -> list[Any]:
     """The decoder's layer modules, in order; empty where the model does not list them."""
     if not hasattr(model, "config"):
         return []
-    count = int(text_config(model).num_hidden_layers)
-    for module in model.modules():
-        if isinstance(module, torch.nn.ModuleList) and len(module) == count:
+    config = text_config(model)
+    # of two stacks of layers the configuration names one only, not always the decoder's
+    root, count = (
+        (model.get_decoder(), None)
+        if config.is_encoder_decoder
+        else (model, int(config.num_hidden_layers))
+    )
+    for module in root.modules():
+        if isinstance(module, torch.nn.ModuleList) and len(module) == (count or len(module)):
             return list(module)
     return []
 

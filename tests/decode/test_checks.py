@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.decode_models import POSITIONS, VOCABULARY, device_of, make_model, make_prompt
-from transformers import MistralConfig, MistralForCausalLM, T5Config, T5ForConditionalGeneration
+from transformers import MistralConfig, MistralForCausalLM
 
 from graphcore.decode import CUDAGraphAR, Sampling, StaticKVCache, generate
 from graphcore.decode import transformers_compat as compat
@@ -85,14 +85,6 @@ def test_beam_search_of_the_generation_config_is_refused_naming_greedy_and_sampl
 def test_beam_search_asked_for_in_the_call_is_refused(runner: CUDAGraphAR) -> None:
     with pytest.raises(ConfigurationError, match="num_beams: expected 1, got 2"):
         runner.generate(make_prompt(3, batch=2), 4, num_beams=2)
-
-
-def test_an_encoder_decoder_is_refused() -> None:
-    t5 = T5ForConditionalGeneration(
-        T5Config(d_model=16, d_kv=4, d_ff=16, num_layers=1, num_heads=2, vocab_size=32)
-    ).eval()
-    with pytest.raises(ConfigurationError, match=r"T5ForCondit.*encoder-decoder"):
-        CUDAGraphAR(t5, max_seq_len=16)
 
 
 @pytest.mark.parametrize("thing", [object(), torch.nn.Linear(2, 2)], ids=["object", "linear"])

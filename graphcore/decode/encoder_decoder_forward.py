@@ -1,0 +1,202 @@
+"""An encoder-decoder model with its cache: encoder and first decoder tokens eagerly, then steps.
+
+Legend: R rows, T tokens, S slots of the self half, E slots of the cross half, V vocabulary. The
+prompt's forward writes the cross half; a step only reads it. It reads either all E slots under a
+mask ("padded", one graph for every encoder length) or exactly the encoder's tokens ("exact", a
+graph for each length). Which of the two, and that the cross half is written, is in the key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from typing import Any
+
+import torch
+
+from graphcore.decode import encoder_decoder_prompt as prompts
+from graphcore.decode import transformers_encoder_decoder as families
+from graphcore.decode.cache_state import static_zeros
+from graphcore.decode.encoder_decoder_cache import EncoderDecoderKVCache
+from graphcore.decode.prompt import Prompt, vocabulary_size
+from graphcore.errors import CapacityError, ConfigurationError, LifecycleError
+
+
+class EncoderDecoderForward:
+    """A transformers encoder-decoder with an :class:`EncoderDecoderKVCache`.
+
+    Args:
+        model: T5, BART, Whisper and their kin.
+        cache: One that fits it.
+        exact: Read exactly the encoder's tokens. Models whose cross attention takes no mask
+            (Whisper's) always do.
+    """
+
+    def __init__(self, model: Any, cache: EncoderDecoderKVCache, *, exact: bool = False) -> None:
+        self.model = model
+        self.cache = cache
+        self.rows = cache.batch_size
+        self.is_exact = exact or not families.is_masked(model)
+        self._states: torch.Tensor | None = None
+        self._is_masked = False
+        self._contents = -1
+        self._slots = static_zeros((cache.max_seq_len,), torch.int64, cache.device)
+        self._slots.copy_(torch.arange(cache.max_seq_len))
+        self._encoder_mask = static_zeros((self.rows, cache.encoder_len), torch.bool, cache.device)
+
+    @property
+    def key(self) -> tuple[Hashable, ...]:
+        """Whether the cross half is written, and what a step reads of it.
+
+        Nothing is captured for a cross half that is not written, or not by the last prompt here.
+        """
+        if self._missing() is not None:
+            return (("cross K/V", "not written"),)
+        cross = ("cross K/V", "written")
+        if self.is_exact:
+            return cross, ("encoder", self.cache.encoder_tokens), ("masked", self._is_masked)
+        return cross, ("encoder", "padded")
+
+    @property
+    def vocabulary(self) -> int:
+        """Rows of the input embedding."""
+        return vocabulary_size(self.model)
+
+    def use(self, cache: EncoderDecoderKVCache) -> None:
+        """Works on ``cache``, which is of the same layout, from now on; a prompt comes first."""
+        self.cache = cache
+        self._contents = -1
+
+    def prompt(
+        self, input_ids: Any, attention_mask: Any = None, inputs: Mapping[str, Any] | None = None
+    ) -> Prompt:
+        """The checked prompt; see :func:`graphcore.decode.encoder_decoder_prompt.check_prompt`."""
+        return prompts.check_prompt(self.model, self.cache, input_ids, attention_mask, inputs or {})
+
+    def prefill(self, prompt: Prompt) -> torch.Tensor:
+        """Logits ``[R, V]``: runs the encoder, where the prompt has one, then the decoder's tokens.
+
+        Raises:
+            CapacityError: The encoder's output is longer than the cross half.
+            LifecycleError: A prompt without an encoder's side, and no cross K/V to continue with.
+        """
+        if not prompt.inputs:
+            return self.logits(prompt.ids)
+        states = self._encoded(prompt.inputs)
+        length = states.shape[1]
+        self._hold(states, prompt.inputs.get("attention_mask"))
+        self.cache.forget_encoder()
+        logits = self._decode(prompt.ids, states, self._visible(length))
+        self._contents = self._cross_contents
+        return logits
+
+    def logits(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Logits ``[R, V]`` of the last of ``tokens [R, T]``; reads the cross half.
+
+        Raises:
+            LifecycleError: It is not written by the last prompt.
+        """
+        self.check_continues()
+        assert self._states is not None
+        length = self.cache.encoder_tokens
+        states = self._states[:, :length] if self.is_exact else self._states
+        return self._decode(tokens, states, self._visible(length))
+
+    def named_tensors(self) -> dict[str, torch.Tensor]:
+        """Slot numbers, the encoder's states and the mask over them."""
+        named = {"slot numbers": self._slots, "encoder mask": self._encoder_mask}
+        return named if self._states is None else {**named, "encoder states": self._states}
+
+    def changed(self) -> list[torch.Tensor]:
+        """None: a step writes nothing outside the cache here."""
+        return []
+
+    def _decode(
+        self, tokens: torch.Tensor, states: torch.Tensor, visible: torch.Tensor | None
+    ) -> torch.Tensor:
+        count = tokens.shape[1]
+        positions = self.cache.position + self._slots[:count]
+        causal = self._slots <= positions[:, None]
+        # not a context manager: a compiled step is traced through this
+        self.cache.encoder_state.whole = not self.is_exact
+        try:
+            return families.decode_logits(
+                self.model,
+                tokens,
+                positions=positions.expand(self.rows, count),
+                mask=self._as_mask(causal, count),
+                states=states,
+                encoder_mask=None if visible is None else self._as_mask(visible, count),
+                cache=self.cache,
+            )
+        finally:
+            self.cache.encoder_state.whole = False
+
+    def _encoded(self, inputs: Mapping[str, Any]) -> torch.Tensor:
+        """The encoder's states ``[R, tokens, width]``, which fit."""
+        states = families.encode(self.model, inputs)
+        rows, length = states.shape[:2]
+        if rows != self.rows or not length:
+            raise ConfigurationError(
+                f"encoder output: expected {self.rows} rows of at least one token, got "
+                f"{list(states.shape)}"
+            )
+        if length > self.cache.encoder_len:
+            raise CapacityError(
+                f"encoder output: {length} tokens; encoder_len is {self.cache.encoder_len}"
+            )
+        mask = inputs.get("attention_mask")
+        if mask is not None and families.is_masked(self.model) and mask.shape[1] != length:
+            raise ConfigurationError(
+                f"attention_mask: expected {length} tokens (the encoder's), got {mask.shape[1]}"
+            )
+        return states
+
+    def _hold(self, states: torch.Tensor, mask: torch.Tensor | None) -> None:
+        """Copies the encoder's states and mask to where steps read them; the rest is zero."""
+        length = states.shape[1]
+        shape = (self.rows, self.cache.encoder_len, states.shape[2])
+        held = self._states
+        if held is None or (tuple(held.shape), held.dtype) != (shape, states.dtype):
+            held = self._states = static_zeros(shape, states.dtype, states.device)
+        held[:, :length].copy_(states)
+        held[:, length:].zero_()
+        self._encoder_mask.zero_()
+        self._is_masked = False
+        if mask is None or not families.is_masked(self.model):
+            self._encoder_mask[:, :length].fill_(True)
+            return
+        self._encoder_mask[:, :length].copy_(mask != 0)
+        self._is_masked = not bool(self._encoder_mask[:, :length].all())
+
+    def _visible(self, length: int) -> torch.Tensor | None:
+        """Bool ``[R, 1, 1, read]``: which slots of the cross half count; None: all of them."""
+        if not self.is_exact:
+            return self._encoder_mask[:, None, None, :]
+        if not self._is_masked:
+            return None
+        return self._encoder_mask[:, None, None, :length]
+
+    def _as_mask(self, visible: torch.Tensor, count: int) -> torch.Tensor:
+        """``visible``, spread over rows and tokens, in the form that the attention takes."""
+        spread = visible.expand(self.rows, 1, count, visible.shape[-1])
+        if families.attention_implementation(self.model) == "sdpa":
+            return spread
+        lowest = torch.finfo(self.model.dtype).min
+        return torch.zeros_like(spread, dtype=self.model.dtype).masked_fill_(~spread, lowest)
+
+    @property
+    def _cross_contents(self) -> int:
+        return self.cache.encoder_state.contents
+
+    def check_continues(self) -> None:
+        """Raises LifecycleError where the cross half is not that of the last prompt here."""
+        missing = self._missing()
+        if missing is not None:
+            raise LifecycleError(f"cross K/V: {missing}: capture a prompt first")
+
+    def _missing(self) -> str | None:
+        if not self.cache.encoder_tokens:
+            return "expected them written by an encoder prompt, they are empty"
+        if self._contents != self._cross_contents:
+            return "expected those of this runner's last prompt, somebody else has written others"
+        return None

@@ -1,0 +1,187 @@
+"""What goes into an encoder-decoder: the encoder's side, and the tokens the decoder begins with.
+
+Checked before anything is launched or written. The result's ``ids`` are the decoder's; its
+``inputs`` are the encoder's, empty where a prompt continues behind what the cache holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from graphcore.decode import transformers_encoder_decoder as families
+from graphcore.decode.encoder_decoder_cache import EncoderDecoderKVCache
+from graphcore.decode.prompt import Prompt, check_ids, vocabulary_size
+from graphcore.errors import CapacityError, ConfigurationError
+
+_decoder_names = ("decoder_input_ids", "decoder_attention_mask")
+
+
+def check_prompt(
+    model: Any,
+    cache: EncoderDecoderKVCache,
+    input_ids: Any,
+    attention_mask: Any,
+    inputs: Mapping[str, Any],
+) -> Prompt:
+    """The prompt, checked.
+
+    Args:
+        model: The model.
+        cache: Its cache.
+        input_ids: The encoder's main input, by position: ids ``[batch, tokens]``, or what the model
+            takes instead (Whisper: ``input_features``). None: by name in ``inputs``, or none, which
+            continues behind what the cache holds.
+        attention_mask: Over the encoder's tokens ``[batch, tokens]``; None: all count.
+        inputs: ``decoder_input_ids`` ``[batch, tokens]``; ``encoder_outputs``; others of the
+            encoder.
+
+    Raises:
+        ConfigurationError: A wrong shape, dtype, device, batch or id; no input; an empty encoder
+            prompt, or a row of it in which no token counts; padding on the decoder's side.
+        CapacityError: More encoder tokens than the cross half has slots.
+    """
+    given = {name: value for name, value in inputs.items() if value is not None}
+    decoder_ids = given.pop("decoder_input_ids", None)
+    _check_decoder_mask(given.pop("decoder_attention_mask", None))
+    main = families.main_input(model)
+    if input_ids is not None:
+        if main in given:
+            raise ConfigurationError(f"{main}: expected it once, got it by position and by name")
+        given[main] = input_ids
+    if not given and attention_mask is None:
+        return Prompt(_continued(model, cache, decoder_ids, main))
+    encoder = _checked_encoder(model, cache, main, given)
+    if attention_mask is not None:
+        encoder["attention_mask"] = _checked_mask(model, cache, encoder, main, attention_mask)
+    return Prompt(begin_ids(model, cache.batch_size, cache.device, decoder_ids), None, encoder)
+
+
+def begin_ids(
+    model: Any, rows: int, device: torch.device, decoder_input_ids: Any = None
+) -> torch.Tensor:
+    """The ids ``[rows, tokens]`` that the decoder begins with: the caller's, or the start token.
+
+    As in transformers, the start token is put before ids that begin with another one, except for
+    models that begin with a task (Whisper's forced tokens).
+
+    Raises:
+        ConfigurationError: Wrong ids, or none and the configuration names no start token.
+    """
+    start = families.start_token(model)
+    if decoder_input_ids is None:
+        if start is None:
+            raise ConfigurationError(
+                "decoder_input_ids: expected ids, got None, and the model's configuration names no "
+                "decoder_start_token_id"
+            )
+        return torch.full((rows, 1), start, dtype=torch.int64, device=device)
+    ids = _checked_ids(model, rows, device, "decoder_input_ids", decoder_input_ids)
+    if start is None or families.begins_with_task(model) or bool((ids[:, 0] == start).any()):
+        return ids
+    return torch.cat([torch.full_like(ids[:, :1], start), ids], dim=1)
+
+
+def _continued(
+    model: Any, cache: EncoderDecoderKVCache, decoder_ids: Any, main: str
+) -> torch.Tensor:
+    if decoder_ids is None:
+        raise ConfigurationError(
+            f"{main}: expected the encoder's input, or decoder_input_ids to continue with, got none"
+        )
+    return _checked_ids(model, cache.batch_size, cache.device, "decoder_input_ids", decoder_ids)
+
+
+def _checked_encoder(
+    model: Any, cache: EncoderDecoderKVCache, main: str, given: dict[str, Any]
+) -> dict[str, Any]:
+    """The encoder's inputs; those that show their length fit the cross half."""
+    unknown = sorted(set(given) - families.encoder_names(model) - {"encoder_outputs"})
+    if unknown:
+        raise ConfigurationError(
+            f"{unknown[0]}: expected an input of {type(model).__name__}'s encoder "
+            f"({', '.join(sorted(families.encoder_names(model)))}), encoder_outputs, or one of "
+            f"{', '.join(_decoder_names)}"
+        )
+    for name, value in given.items():
+        if isinstance(value, torch.Tensor) and value.dim():
+            _check_place(cache, name, value)
+    if main == "input_ids" and main in given:
+        ids = _checked_ids(model, cache.batch_size, cache.device, main, given[main])
+        if ids.shape[1] > cache.encoder_len:
+            raise CapacityError(
+                f"{main}: an encoder prompt of {ids.shape[1]} tokens; encoder_len is "
+                f"{cache.encoder_len}"
+            )
+        return {**given, main: ids}
+    if main in given and not (
+        isinstance(given[main], torch.Tensor) and given[main].is_floating_point()
+    ):
+        what = getattr(given[main], "dtype", type(given[main]).__name__)
+        raise ConfigurationError(f"{main}: expected a floating tensor, got {what}")
+    return dict(given)
+
+
+def _checked_ids(
+    model: Any, rows: int, device: torch.device, field: str, given: Any
+) -> torch.Tensor:
+    ids = check_ids(given, field)
+    if ids.shape[0] != rows:
+        raise ConfigurationError(f"{field}: expected batch {rows} (the cache's), got {len(ids)}")
+    if ids.device != device:
+        raise ConfigurationError(
+            f"{field}: expected device {device} (the model's), got {ids.device}"
+        )
+    lowest, highest = (int(bound) for bound in ids.aminmax())
+    vocabulary = vocabulary_size(model)
+    if lowest < 0 or highest >= vocabulary:
+        raise ConfigurationError(
+            f"{field}: expected ids from 0 to {vocabulary - 1}, got {lowest} to {highest}"
+        )
+    return ids.to(torch.int64)
+
+
+def _check_place(cache: EncoderDecoderKVCache, field: str, tensor: torch.Tensor) -> None:
+    if tensor.shape[0] != cache.batch_size:
+        raise ConfigurationError(
+            f"{field}: expected batch {cache.batch_size} (the cache's), got {tensor.shape[0]}"
+        )
+    if tensor.device != cache.device:
+        raise ConfigurationError(
+            f"{field}: expected device {cache.device} (the model's), got {tensor.device}"
+        )
+
+
+def _checked_mask(
+    model: Any, cache: EncoderDecoderKVCache, encoder: dict[str, Any], main: str, mask: Any
+) -> torch.Tensor:
+    if not isinstance(mask, torch.Tensor) or mask.dim() != 2:
+        raise ConfigurationError(
+            f"attention_mask: expected a tensor [batch, tokens], got "
+            f"{list(getattr(mask, 'shape', ())) or type(mask).__name__}"
+        )
+    _check_place(cache, "attention_mask", mask)
+    if not families.is_masked(model):
+        return mask  # over features, which every layer of such a model reads in full
+    ids = encoder.get(main)
+    if ids is not None and mask.shape != ids.shape[:2]:
+        raise ConfigurationError(
+            f"attention_mask: expected the shape of {main} {list(ids.shape[:2])}, got "
+            f"{list(mask.shape)}"
+        )
+    empty = (mask != 0).any(dim=1).logical_not().nonzero().flatten().tolist()
+    if empty:
+        raise ConfigurationError(
+            f"attention_mask: expected a token that counts in every row, got none in row {empty[0]}"
+        )
+    return mask
+
+
+def _check_decoder_mask(mask: Any) -> None:
+    if mask is not None and not bool((mask != 0).all()):
+        raise ConfigurationError(
+            "decoder_attention_mask: expected all ones, got padding: the decoder's side of a batch "
+            "begins with prompts of the same length"
+        )
