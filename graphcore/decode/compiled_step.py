@@ -32,8 +32,11 @@ With options, products stay what inductor makes of them.
 _no_graphs = {"triton.cudagraphs": False}
 
 
-def check_compile(how: object, driver: Driver) -> None:
-    """Raises ConfigurationError unless ``how`` is a :data:`Compile` that ``driver`` allows."""
+def check_compile(how: object, driver: Driver, *, capture: bool = True) -> None:
+    """Raises ConfigurationError unless ``how`` is a :data:`Compile` that ``driver`` allows.
+
+    ``capture``: whether a step is captured at all; an eager one is not compiled.
+    """
     if not isinstance(how, (bool, Mapping)):
         raise ConfigurationError(
             f"compile: expected a bool or a mapping of inductor's options, got {how!r}"
@@ -44,6 +47,10 @@ def check_compile(how: object, driver: Driver) -> None:
         raise ConfigurationError(
             "compile: expected the cuda driver, got the emulated one, which records torch's "
             "operations one by one and sees none of inductor's kernels"
+        )
+    if not capture:
+        raise ConfigurationError(
+            "compile: expected capture=True: what is compiled is the step of a graph"
         )
     if isinstance(how, Mapping):
         _check_options(how)

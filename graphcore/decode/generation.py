@@ -10,6 +10,7 @@ import torch
 
 from graphcore.decode import checks, prompt
 from graphcore.decode import transformers_compat as compat
+from graphcore.decode.compiled_step import Compile
 from graphcore.decode.ending import EosIds
 from graphcore.decode.guidance import Guidance
 from graphcore.decode.runner import CUDAGraphAR
@@ -61,6 +62,7 @@ def generate(  # noqa: PLR0913  (each is a choice of its own)
     num_beams: int = 1,
     driver: Driver | None = None,
     capture: bool = True,
+    compile: Compile = False,  # noqa: A002  (as published)
     seed: int | None = None,
     prefill_chunk_size: int | None = None,
     guidance: Guidance | None = None,
@@ -85,6 +87,7 @@ def generate(  # noqa: PLR0913  (each is a choice of its own)
         num_beams: Only 1.
         driver: None: the one for the model's device.
         capture: False decodes eagerly.
+        compile: As for :class:`CUDAGraphAR`; a step that cannot be compiled is decoded eagerly.
         seed: As for :meth:`CUDAGraphAR.generate`.
         prefill_chunk_size: As for :class:`CUDAGraphAR`.
         guidance: As for :class:`CUDAGraphAR`.
@@ -113,6 +116,7 @@ def generate(  # noqa: PLR0913  (each is a choice of its own)
             sampling=sampling,
             driver=driver,
             capture=capture,
+            compile=compile if capture else False,
             prefill_chunk_size=prefill_chunk_size,
             guidance=guidance,
             vocabulary=vocabulary,

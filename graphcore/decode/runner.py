@@ -139,7 +139,7 @@ class CUDAGraphAR(Holding, Generating, NotCopied):
         )
         self.driver = choose_driver(self.cache.position) if driver is None else driver
         checks.check_driver(self.driver, self.cache.device)
-        check_compile(compile, self.driver)
+        check_compile(compile, self.driver, capture=capture)
         self.captures = 0
         self.rebinds = 0
         self.last_binding: CacheBinding | None = None

@@ -13,7 +13,14 @@ from helpers.decode_models import VOCABULARY, make_model, make_prompt
 from torch._dynamo.utils import counters
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from graphcore.decode import CUDAGraphAR, StaticKVCache, compiled_step, generate
+from graphcore.decode import (
+    CUDAGraphAR,
+    Guidance,
+    Sampling,
+    StaticKVCache,
+    compiled_step,
+    generate,
+)
 from graphcore.decode.compiled_step import CompiledStep
 from graphcore.driver import Driver, open_driver
 from graphcore.errors import CaptureError, ConfigurationError
@@ -94,6 +101,8 @@ def test_options_that_inductor_cannot_take_are_refused_before_anything_is_compil
     with pytest.raises(ConfigurationError, match=message):
         compiled_step.check_compile(options, driver)
     compiled_step.check_compile({"coordinate_descent_tuning": True}, driver)
+    with pytest.raises(ConfigurationError, match="compile: expected capture=True"):
+        compiled_step.check_compile(True, driver, capture=False)
 
 
 @pytest.mark.slow
@@ -124,6 +133,44 @@ def test_a_compiled_step_decodes_the_eager_tokens_in_one_region_without_a_librar
     assert len(written) == 1
     assert "extern_kernels.mm" not in written[0]
     assert "extern_kernels.addmm" not in written[0]
+
+
+RAGGED = torch.ones(2, 6, dtype=torch.int64)
+RAGGED[0, :3] = 0
+FILTERS = Sampling(temperature=0.8, top_k=20, top_p=0.9, min_p=0.01, repetition_penalty=1.2, seed=3)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "inputs", "options"),
+    [
+        pytest.param(make_prompt(5), {}, {"sampling": FILTERS}, id="sampling"),
+        pytest.param(
+            make_prompt(6, batch=2), {"attention_mask": RAGGED}, {"batch_size": 2}, id="ragged rows"
+        ),
+        pytest.param(
+            make_prompt(5),
+            {"negative_input_ids": make_prompt(3, seed=9)},
+            {"guidance": Guidance(3.0)},
+            id="guidance",
+        ),
+    ],
+)
+def test_every_kind_of_step_is_one_region_that_decodes_as_the_step_itself(
+    small: Any, monkeypatch: pytest.MonkeyPatch, prompt: torch.Tensor, inputs: Any, options: Any
+) -> None:
+    without_inductor(monkeypatch)
+    decoded = []
+    for is_compiled in (False, True):
+        with CUDAGraphAR(small, max_seq_len=40, capture=False, **options) as runner:
+            runner.capture(prompt, **inputs)
+            run = CompiledStep(runner._step).run if is_compiled else runner._step.run
+            tokens = []
+            for _ in range(TOKENS):
+                with torch.no_grad(), runner._state.written_by(runner):
+                    run()
+                tokens.append(runner.token.tolist())
+            decoded.append(tokens)
+    assert decoded[0] == decoded[1]
 
 
 def test_more_runners_than_torch_compiles_one_code_for_can_compile_their_steps(
@@ -314,3 +361,21 @@ def test_a_compiled_step_decodes_a_generation_in_one_launch(cuda: Driver) -> Non
     with CUDAGraphAR(model, max_seq_len=48, compile=True) as runner:
         expected = runner.generate(prompt, 20, ()).tolist()
         assert runner.generate_in_one_launch(prompt, 20, ()).tolist() == expected
+
+
+@gpu
+def test_generate_compiles_where_asked_and_decodes_eagerly_where_that_fails(
+    cuda: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(graph: Any, inputs: Any) -> Any:
+        raise ValueError("no such machine")
+
+    model = on_device("llama", cuda)
+    prompt = make_prompt(6, device=str(model.device))
+    compiled = generate(model, prompt, 8, eos_token_id=(), compile=True)
+    assert (compiled.execution, compiled.captures) == ("graph", 1)
+    monkeypatch.setattr(compiled_step, "_fusing_inductor", broken)
+    found = generate(model, prompt, 8, eos_token_id=(), compile=True)
+    assert found.execution == "eager"
+    assert "could not be compiled" in found.reason
+    assert found.ids.tolist() == compiled.ids.tolist()
