@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -50,7 +51,20 @@ def sparing(runner: CUDAGraphAR, rows: int) -> Iterator[None]:
 
 def padded(rows: torch.Tensor, spare: int) -> torch.Tensor:
     """``rows`` with the last one repeated, so that what pads is a valid prompt too."""
+    if not spare:
+        return rows
     return torch.cat((rows, rows[-1:].expand(spare, *rows.shape[1:])))
+
+
+def padded_options(options: Mapping[str, Any], rows: int, spare: int) -> dict[str, Any]:
+    """``options`` of a generation with what has a row for each of ``rows`` padded too."""
+    by_row = ("attention_mask", "negative_input_ids", "negative_attention_mask")
+    return {
+        name: padded(value, spare)
+        if name in by_row and isinstance(value, torch.Tensor) and value.shape[:1] == (rows,)
+        else value
+        for name, value in options.items()
+    }
 
 
 def cut(tokens: Iterator[torch.Tensor], rows: int) -> Iterator[torch.Tensor]:

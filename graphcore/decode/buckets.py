@@ -8,7 +8,7 @@ write into rows of their own, which nothing reads. Not locked.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import product
 from types import TracebackType
@@ -19,9 +19,10 @@ import torch
 from graphcore.decode import checks, prompt
 from graphcore.decode.bucket import Bucket, BucketGeneration, checked_sizes
 from graphcore.decode.bucket_memory import BucketMemory, BucketsMemory
-from graphcore.decode.bucket_rows import cut, decode_on, ended_rows, padded, sparing
+from graphcore.decode.bucket_rows import cut, decode_on, ended_rows, padded, padded_options, sparing
 from graphcore.decode.compiled_step import Compile
 from graphcore.decode.ending import EosIds, cut_after_end, end_ids
+from graphcore.decode.guidance import Guidance, check_guidance
 from graphcore.decode.runner import CUDAGraphAR
 from graphcore.decode.sampling import Sampling
 from graphcore.decode.static_cache import StaticKVCache
@@ -54,6 +55,8 @@ class DecodeBuckets(NotCopied):
         capture: False decodes eagerly, in the same buckets.
         compile: As of :class:`CUDAGraphAR`.
         on_legacy_work: As of :class:`CUDAGraphAR`.
+        prefill_chunk_size: As of :class:`CUDAGraphAR`.
+        guidance: As of :class:`CUDAGraphAR`; the storage has two rows for every one of a batch.
         share_pool: Captures share one torch memory pool; False: one for each, which takes more.
         progress: A bar (tqdm's, where it is installed, else lines in the log).
 
@@ -75,6 +78,8 @@ class DecodeBuckets(NotCopied):
         capture: bool = True,
         compile: Compile = False,  # noqa: A002  (as published)
         on_legacy_work: LegacyWork = "error",
+        prefill_chunk_size: int | None = None,
+        guidance: Guidance | None = None,
         share_pool: bool = True,
         progress: bool = True,
     ) -> None:
@@ -82,8 +87,10 @@ class DecodeBuckets(NotCopied):
         batches = checked_sizes("batch_sizes", batch_sizes)
         checks.check_model(model)
         checks.check_capacity(model, lengths[-1])
+        check_guidance(guidance)
+        branches = 1 if guidance is None else 2
         self.cache = StaticKVCache.for_model(
-            model, lengths[-1], batch_size=batches[-1], dtype=dtype
+            model, lengths[-1], batch_size=branches * batches[-1], dtype=dtype
         )
         self.driver = choose_driver(self.cache.position) if driver is None else driver
         checks.check_driver(self.driver, self.cache.device)
@@ -97,13 +104,17 @@ class DecodeBuckets(NotCopied):
             for bucket in self.buckets:
                 self._runners[bucket] = CUDAGraphAR(
                     model,
-                    self.cache.view(batch_size=bucket.batch_size, max_seq_len=bucket.max_seq_len),
+                    self.cache.view(
+                        batch_size=branches * bucket.batch_size, max_seq_len=bucket.max_seq_len
+                    ),
                     sampling=sampling,
                     driver=self.driver,
                     capture=capture,
                     compile=compile,
                     on_legacy_work=on_legacy_work,
                     pool=self._pool,
+                    prefill_chunk_size=prefill_chunk_size,
+                    guidance=guidance,
                 )
             self._capture_all(progress=progress)
             undo.pop_all()
@@ -133,44 +144,42 @@ class DecodeBuckets(NotCopied):
             poll_every: As of :meth:`CUDAGraphAR.generate`.
             grow: Begin in the smallest bucket that holds the prompt and one token, and move on to
                 the next larger one whenever it is full, in place: attention reads fewer slots, and
-                a generation that ends early never pays for the large bucket. Not with
-                ``attention_mask``.
+                a generation that ends early never pays for the large bucket.
             options: What else :meth:`CUDAGraphAR.generate` takes, but ``cache`` and ``keep_cache``.
+                Negative prompts have one row, or as many as ``input_ids``.
 
         Raises:
             CapacityError: No bucket fits; names the largest. Nothing was launched.
             ConfigurationError, CaptureError, LifecycleError: As of :meth:`CUDAGraphAR.generate`.
         """
         _refuse_options(options)
-        bucket, last = self._choose(input_ids, max_new_tokens, grow=grow)
-        if grow and attention_mask is not None:
-            raise ConfigurationError(
-                "grow: expected a prompt without attention_mask: masks are as long as a bucket"
-            )
-        runner, ids, mask = self._prepared(bucket, input_ids, attention_mask)
+        options = {**options, "attention_mask": attention_mask}
+        bucket, last, room = self._choose(input_ids, max_new_tokens, options, grow=grow)
         rows, length = input_ids.shape
-        room = bucket.max_seq_len - length
         spare = bucket.batch_size - rows
+        runner = self._ready(bucket)
+        asked = min(max_new_tokens, room)
         with sparing(runner, spare):
             decoded = runner.generate(
-                ids,
-                min(max_new_tokens, room),
+                padded(input_ids, spare),
+                asked,
                 eos_token_id,
                 pad_token_id,
-                attention_mask=mask,
                 poll_every=poll_every,
-                **options,
+                **padded_options(options, rows, spare),
             )
         eos, pad = end_ids(runner._step.forward, eos_token_id, pad_token_id)
         path = [bucket]
         for larger in self._between(bucket, last):
             done = ended_rows(decoded[:, length:], eos, spare)
-            if bool(done.all()) or decoded.shape[1] < path[-1].max_seq_len:
+            new = decoded.shape[1] - length
+            if bool(done.all()) or new < asked:
                 break
             runner = self._moved(runner, larger)
             path.append(larger)
-            left = min(length + max_new_tokens, larger.max_seq_len) - decoded.shape[1]
+            left = min(max_new_tokens - new, larger.max_seq_len - runner.cache.seen_tokens)
             more = decode_on(runner, left, eos, pad, done, poll_every)
+            asked = new + left
             decoded = torch.cat((decoded, more), dim=1)
         _log.info("decoded %d rows in bucket %s", rows, " -> ".join(map(str, path)))
         return BucketGeneration(
@@ -187,17 +196,18 @@ class DecodeBuckets(NotCopied):
         self,
         input_ids: torch.Tensor,
         max_new_tokens: int,
-        *,
-        attention_mask: torch.Tensor | None = None,
         **options: Any,
     ) -> Iterator[torch.Tensor]:
         """As :meth:`CUDAGraphAR.stream`, int64 ``[rows]``, in the smallest bucket that fits."""
         _refuse_options(options)
-        bucket, _ = self._choose(input_ids, max_new_tokens, grow=False)
-        runner, ids, mask = self._prepared(bucket, input_ids, attention_mask)
+        bucket, *_ = self._choose(input_ids, max_new_tokens, options, grow=False)
         rows = input_ids.shape[0]
-        with sparing(runner, bucket.batch_size - rows):
-            tokens = runner.stream(ids, max_new_tokens, attention_mask=mask, **options)
+        spare = bucket.batch_size - rows
+        runner = self._ready(bucket)
+        with sparing(runner, spare):
+            tokens = runner.stream(
+                padded(input_ids, spare), max_new_tokens, **padded_options(options, rows, spare)
+            )
         return cut(tokens, rows)
 
     def bucket_for(self, rows: int, tokens: int) -> Bucket:
@@ -286,24 +296,28 @@ class DecodeBuckets(NotCopied):
                 bar.update()
 
     def _choose(
-        self, input_ids: torch.Tensor, max_new_tokens: int, *, grow: bool
-    ) -> tuple[Bucket, Bucket]:
-        """(the bucket to begin in, the one that holds all of it)."""
+        self,
+        input_ids: torch.Tensor,
+        max_new_tokens: int,
+        options: Mapping[str, Any],
+        *,
+        grow: bool,
+    ) -> tuple[Bucket, Bucket, int]:
+        """(the bucket to begin in, the one that holds all of it, new tokens the first holds)."""
         self._refuse_closed("generate()")
         rows, tokens = prompt.check_ids(input_ids).shape
+        negative = options.get("negative_input_ids")
+        if negative is not None:  # both branches are as long as the longer of the two
+            tokens = max(tokens, prompt.check_ids(negative).shape[1])
         last = self.bucket_for(rows, tokens + prompt.check_count(max_new_tokens))
-        return (self.bucket_for(rows, tokens + 1) if grow else last), last
+        first = self.bucket_for(rows, tokens + 1) if grow else last
+        return first, last, first.max_seq_len - tokens
 
-    def _prepared(
-        self, bucket: Bucket, input_ids: torch.Tensor, mask: torch.Tensor | None
-    ) -> tuple[CUDAGraphAR, torch.Tensor, torch.Tensor | None]:
-        """The bucket's runner, and the prompt with as many rows as it has."""
+    def _ready(self, bucket: Bucket) -> CUDAGraphAR:
+        """The bucket's runner, once the others' launches have run."""
         runner = self._runners[bucket]
         self._wait_for_newest(runner)
-        spare = bucket.batch_size - input_ids.shape[0]
-        if not spare:
-            return runner, input_ids, mask
-        return runner, padded(input_ids, spare), None if mask is None else padded(mask, spare)
+        return runner
 
     def _between(self, bucket: Bucket, last: Bucket) -> list[Bucket]:
         """The buckets a generation goes through after ``bucket``, up to ``last``."""
@@ -315,8 +329,7 @@ class DecodeBuckets(NotCopied):
 
     def _moved(self, full: CUDAGraphAR, larger: Bucket) -> CUDAGraphAR:
         """The runner of ``larger``, which goes on where ``full`` stopped."""
-        runner = self._runners[larger]
-        self._wait_for_newest(runner)
+        runner = self._ready(larger)
         runner._continue(full)
         return runner
 

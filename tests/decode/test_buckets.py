@@ -14,7 +14,7 @@ import torch
 from helpers.decode_models import device_of, eager_tokens, make_model, make_prompt
 from helpers.tensors import cuda_driver
 
-from graphcore.decode import Bucket, CUDAGraphAR, DecodeBuckets, Sampling, StaticKVCache
+from graphcore.decode import Bucket, CUDAGraphAR, DecodeBuckets, Guidance, Sampling, StaticKVCache
 from graphcore.driver import Driver, open_driver
 from graphcore.errors import (
     CapacityError,
@@ -131,6 +131,42 @@ def test_a_generation_that_ends_early_never_reaches_the_larger_bucket(
     result = made.generate(prompt, 20, int(free[0, 8]), grow=True)
     assert torch.equal(result.ids, free[:, :9])
     assert result.path == (Bucket(1, 12),)
+
+
+@pytest.mark.parametrize("grow", [False, True], ids=["in one bucket", "growing"])
+def test_prompts_of_unequal_length_decode_as_each_does_alone(
+    made: DecodeBuckets, grow: bool
+) -> None:
+    prompt, mask = prompt_for(made, 3, 7), torch.ones((3, 7), dtype=torch.int64)
+    mask[0, :3] = mask[2, :1] = 0
+    result = made.generate(prompt, 20, grow=grow, attention_mask=mask.to(prompt.device))
+    assert torch.equal(result.ids[:, :7], prompt)
+    for row, pads in enumerate((3, 0, 1)):
+        alone = eager_tokens(model_of(made), prompt[row : row + 1, pads:], 20)
+        assert torch.equal(result.new_ids[row], alone[0, 7 - pads :])
+    assert len(result.path) == 1 + grow
+    # the next prompt has none of it
+    whole = prompt_for(made, 4, 5)
+    assert torch.equal(made.generate(whole, 6).ids, eager_tokens(model_of(made), whole, 6))
+
+
+def test_guidance_pairs_run_in_buckets_of_both_branches(graphcore_driver: Driver) -> None:
+    model = make_model(device=device_of(graphcore_driver))
+    options = {"driver": graphcore_driver, "guidance": Guidance(scale=2.0)}
+    prompt = make_prompt(4, batch=3, device=device_of(graphcore_driver))
+    negative = make_prompt(6, batch=3, device=device_of(graphcore_driver), seed=8)
+    with CUDAGraphAR(model, max_seq_len=24, batch_size=3, **options) as runner:
+        expected = runner.generate(prompt, 12, negative_input_ids=negative)
+        unguided = runner.generate(prompt, 12)
+    with DecodeBuckets(
+        model, [10, 24], [4], **options, prefill_chunk_size=3, progress=False
+    ) as buckets:
+        assert buckets.cache.batch_size == 8
+        for grow in (False, True):
+            result = buckets.generate(prompt, 12, grow=grow, negative_input_ids=negative)
+            assert torch.equal(result.ids, expected)
+        assert [bucket.max_seq_len for bucket in result.path] == [10, 24]
+    assert not torch.equal(unguided, expected)
 
 
 def test_a_stream_gives_the_real_rows_alone(made: DecodeBuckets) -> None:
@@ -331,8 +367,6 @@ def test_what_makes_no_sense_for_buckets_is_refused(made: DecodeBuckets) -> None
         for call in (made.generate, made.stream):
             with pytest.raises(ConfigurationError, match=f"{name}: expected none, the buckets"):
                 call(prompt, 2, **{name: True})
-    with pytest.raises(ConfigurationError, match="grow: expected a prompt without attention_mask"):
-        made.generate(prompt, 2, grow=True, attention_mask=torch.ones_like(prompt))
     with pytest.raises(ConfigurationError, match="bucket: expected one of 1 x 12, 1 x 32"):
         made.runner(Bucket(3, 3))
     with pytest.raises(ConfigurationError, match="max_new_tokens"):

@@ -9,7 +9,7 @@ import torch
 from helpers.decode_models import device_of, eager_tokens, make_model, make_prompt
 
 from graphcore import OutputGuard
-from graphcore.decode import CUDAGraphAR, StaticKVCache
+from graphcore.decode import CUDAGraphAR, Guidance, StaticKVCache
 from graphcore.driver import Driver
 from graphcore.errors import LifecycleError, OverwrittenOutputError
 
@@ -135,6 +135,40 @@ def test_a_launch_of_the_loop_is_a_run_for_guards_of_its_last_token(runner: CUDA
     again = runner.generate_in_one_launch(prompt, 3)
     assert torch.equal(again, ids)
     assert guard.is_overwritten
+
+
+def test_the_one_token_of_a_guidance_pair_is_guarded(graphcore_driver: Driver) -> None:
+    model = make_model(device=device_of(graphcore_driver))
+    options = {"max_seq_len": 16, "batch_size": 2, "guidance": Guidance(scale=3.0)}
+    prompt = make_prompt(4, batch=2, device=device_of(graphcore_driver))
+    with CUDAGraphAR(model, **options, driver=graphcore_driver) as runner:
+        tokens = runner.generate(prompt, 3)[:, 4:]
+        runner.cache.reset()
+        runner.capture(prompt)
+        for index in range(3):
+            runner.replay()
+            guard = runner.guarded_token()
+            kept = guard.clone()
+            assert torch.equal(guard.get(), tokens[:, index])
+        runner.replay()
+        with pytest.raises(OverwrittenOutputError, match="token: expected the output of"):
+            guard.get()
+        assert torch.equal(kept, tokens[:, 2])
+
+
+def test_what_another_variant_of_the_step_writes_is_seen(graphcore_driver: Driver) -> None:
+    model = make_model(device=device_of(graphcore_driver))
+    prompt = make_prompt(5, batch=2, device=device_of(graphcore_driver))
+    ragged = torch.tensor([[0, 1, 1, 1, 1], [1] * 5], device=prompt.device)
+    with CUDAGraphAR(model, max_seq_len=8, batch_size=2, driver=graphcore_driver) as runner:
+        for _ in range(2):  # where the variant is captured after the guard, and where it is there
+            runner.generate(prompt, 2)
+            guard = runner.guarded_token()
+            guard.get()
+            runner.generate(prompt, 2, attention_mask=ragged)
+            with pytest.raises(OverwrittenOutputError, match="another graph that writes the same"):
+                guard.get()
+        assert runner.captures == 2
 
 
 def test_a_guard_of_a_step_that_has_not_run_says_so(runner: CUDAGraphAR) -> None:

@@ -395,19 +395,19 @@ operations = {
     "top-k-5": 15,
     "min-p-0.1": 15,
     "top-p-0.9": 18,
-    "k-and-p": 23,
+    "k-and-p": 21,
     "penalty-1.3": 15,
-    "all": 30,
+    "all": 28,
 }
 
 
 @pytest.mark.parametrize("name", operations)
-def test_a_choice_takes_no_more_operations_than_counted(name: str) -> None:
+def test_a_choice_takes_as_many_operations_as_counted(name: str) -> None:
     driver = graphcore.open_driver("emulated")
     logits = random_logits("plain", 2, 100)
     sampler = sampler_of(Sampling(**{"temperature": 1.0} | settings[name]), 2, 100)
     count = nodes_of(driver, lambda: sampler.choose(logits), logits)
-    assert count <= operations[name]
+    assert count == operations[name]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
