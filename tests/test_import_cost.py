@@ -36,6 +36,7 @@ def loaded_by(statement):
         "import graphcore",
         "import graphcore.errors",
         "import graphcore.decode",
+        "import graphcore.moe",
         "import graphcore_kernels",
         "import graphcore.cli",
         "import graphcore; graphcore.capture, graphcore.Graph, graphcore.diff, graphcore.Buffer",
