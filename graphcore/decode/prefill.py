@@ -133,16 +133,16 @@ class CapturedChunks(Chunks):
             driver=self._driver, on_legacy_work=self._on_legacy_work, pool=self._pool
         )
 
-        def run() -> None:
-            logits = forward.logits(tokens)
-            if self._logits is None or self._logits.dtype != logits.dtype:
-                self._logits = static_zeros(tuple(logits.shape), logits.dtype, logits.device)
-            self._logits.copy_(logits)
-
-        capturing.warm_up(run, 1)
+        made: list[torch.Tensor] = []
+        capturing.warm_up(lambda: made.append(forward.logits(tokens)), 1)
+        buffer = self._logits
+        if buffer is None or buffer.dtype != made[0].dtype:
+            # not in the warm-up: it would lie in the memory of the graph
+            buffer = static_zeros(tuple(made[0].shape), made[0].dtype, made[0].device)
+        self._logits = buffer.copy_(made.pop())
         with capturing, named_modules(capturing, forward.model):
             self._keep(capturing, forward)
-            run()
+            buffer.copy_(forward.logits(tokens))
         return CapturedStep(capturing.graph, capturing.graph.instantiate(guard="owners"))
 
     def _named(self, forward: Forward) -> dict[str, torch.Tensor]:

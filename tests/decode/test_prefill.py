@@ -10,7 +10,7 @@ import torch
 from helpers.decode_models import device_of, eager_tokens, make_model, make_prompt
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from graphcore.decode import CUDAGraphAR, Guidance
+from graphcore.decode import CUDAGraphAR, Guidance, StaticKVCache
 from graphcore.driver import Driver
 from graphcore.errors import ConfigurationError
 
@@ -145,6 +145,25 @@ def test_a_replaced_buffer_of_the_cache_reaches_the_graph_of_the_chunk(
         layer.keys = layer.keys.clone()
         assert torch.equal(runner.generate(prompt, NEW), expected)
         assert runner.captures == 4
+
+
+@pytest.mark.parametrize("capacity", [32, 24], ids=["same size", "another size"])
+def test_another_cache_takes_the_graph_of_the_chunk_along_where_it_is_alike(
+    graphcore_driver: Driver, capacity: int
+) -> None:
+    with make_runner(graphcore_driver, capture_prefill=True, guidance=Guidance(1.5)) as runner:
+        prompt = make_prompt(9, device=device_of(graphcore_driver))
+        expected = runner.generate(prompt, NEW)
+        old = runner.cache
+        other = StaticKVCache.for_model(runner.model, capacity, batch_size=2)
+        runner.guidance.scale = 2.5
+        runner.use(other)
+        for layer in old.layers:
+            layer.keys.fill_(float("nan"))
+        assert not torch.equal(runner.generate(prompt, NEW), expected)
+        runner.guidance.scale = 1.5
+        assert torch.equal(runner.generate(prompt, NEW), expected)
+        assert runner.captures == (2 if capacity == 32 else 4)
 
 
 def test_a_failing_chunk_leaves_the_cache_as_before(graphcore_driver: Driver) -> None:
