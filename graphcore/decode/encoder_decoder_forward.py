@@ -17,6 +17,7 @@ from graphcore.decode import encoder_decoder_prompt as prompts
 from graphcore.decode import transformers_encoder_decoder as families
 from graphcore.decode.cache_state import static_zeros
 from graphcore.decode.encoder_decoder_cache import EncoderDecoderKVCache
+from graphcore.decode.forward import Feed, in_one_piece
 from graphcore.decode.prompt import Prompt, vocabulary_size
 from graphcore.errors import CapacityError, ConfigurationError, LifecycleError
 
@@ -27,15 +28,25 @@ class EncoderDecoderForward:
     Args:
         model: T5, BART, Whisper and their kin.
         cache: One that fits it.
+        feed: How the decoder's tokens are handed on. In pieces, the first token goes alone: its
+            forward writes the cross half.
         exact: Read exactly the encoder's tokens. Models whose cross attention takes no mask
             (Whisper's) always do.
     """
 
-    def __init__(self, model: Any, cache: EncoderDecoderKVCache, *, exact: bool = False) -> None:
+    def __init__(
+        self,
+        model: Any,
+        cache: EncoderDecoderKVCache,
+        feed: Feed = in_one_piece,
+        *,
+        exact: bool = False,
+    ) -> None:
         self.model = model
         self.cache = cache
         self.rows = cache.batch_size
         self.is_exact = exact or not families.is_masked(model)
+        self._feed = feed
         self._states: torch.Tensor | None = None
         self._is_masked = False
         self._contents = -1
@@ -80,14 +91,16 @@ class EncoderDecoderForward:
             LifecycleError: A prompt without an encoder's side, and no cross K/V to continue with.
         """
         if not prompt.inputs:
-            return self.logits(prompt.ids)
+            return self._feed(self, prompt.ids)
         states = self._encoded(prompt.inputs)
         length = states.shape[1]
         self._hold(states, prompt.inputs.get("attention_mask"))
         self.cache.forget_encoder()
-        logits = self._decode(prompt.ids, states, self._visible(length))
+        count = prompt.length if self._feed is in_one_piece else 1
+        logits = self._decode(prompt.ids[:, :count], states, self._visible(length))
         self._contents = self._cross_contents
-        return logits
+        rest = prompt.ids[:, count:]
+        return self._feed(self, rest) if rest.shape[1] else logits
 
     def logits(self, tokens: torch.Tensor) -> torch.Tensor:
         """Logits ``[R, V]`` of the last of ``tokens [R, T]``; reads the cross half.

@@ -9,7 +9,7 @@ from graphcore.decode import checks
 from graphcore.decode import transformers_encoder_decoder as families
 from graphcore.decode.encoder_decoder_cache import EncoderDecoderKVCache
 from graphcore.decode.encoder_decoder_forward import EncoderDecoderForward
-from graphcore.decode.forward import DecoderForward, Feed, Forward, in_one_piece
+from graphcore.decode.forward import DecoderForward, Feed, Forward
 from graphcore.decode.function_forward import FunctionForward, check_function
 from graphcore.decode.guidance import (
     Guidance,
@@ -86,12 +86,7 @@ def forward_for(
 ) -> Forward:
     """The forward of ``model`` over ``cache``, both of which :func:`cache_for` has checked."""
     if isinstance(cache, EncoderDecoderKVCache):
-        if feed is not in_one_piece:
-            raise ConfigurationError(
-                "prefill_chunk_size: expected None for an encoder-decoder: its prompt is the "
-                "encoder's, which runs once"
-            )
-        return EncoderDecoderForward(model, cache, exact=exact_encoder)
+        return EncoderDecoderForward(model, cache, feed, exact=exact_encoder)
     forward: Forward
     if vocabulary is None:
         forward = DecoderForward(model, cache, feed)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.decode_models import device_of, eager_tokens, make_model, make_prompt
+from helpers.encoder_decoder_models import FAMILIES, START, encoder_inputs, make_encoder_decoder
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from graphcore.decode import CUDAGraphAR, Guidance, StaticKVCache
@@ -242,3 +243,31 @@ def test_a_chunk_size_that_is_none_is_refused(size: Any) -> None:
 def test_a_captured_prefill_without_a_size_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="capture_prefill: expected prefill_chunk_size"):
         CUDAGraphAR(make_model(), max_seq_len=16, capture_prefill=True)
+
+
+# ---- encoder-decoders ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("captured", [False, True], ids=["eager", "captured"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_decoder_prompts_of_an_encoder_decoder_go_in_chunks_too(
+    graphcore_driver: Driver, family: str, captured: bool
+) -> None:
+    device = device_of(graphcore_driver)
+    model = make_encoder_decoder(family, device=device)
+    given = {"max_seq_len": 32, "encoder_len": 12, "batch_size": 2, "driver": graphcore_driver}
+    chunked = {"prefill_chunk_size": SIZE, "capture_prefill": captured}
+    generator = torch.Generator().manual_seed(5)
+    begin = torch.randint(3, 40, (2, 11), generator=generator)
+    begin[:, 0] = START
+    with (
+        CUDAGraphAR(model, **given) as whole,
+        CUDAGraphAR(model, **given, **chunked) as runner,
+    ):
+        for tokens in (7, 7, 5):
+            inputs = encoder_inputs(family, tokens, batch=2, device=device, seed=tokens)
+            inputs = {"input_ids": None, "decoder_input_ids": begin.to(device), **inputs}
+            expected = whole.generate(max_new_tokens=NEW, **inputs)
+            assert torch.equal(runner.generate(max_new_tokens=NEW, **inputs), expected)
+            assert runner.cache.seen_tokens == 11 + NEW
+        assert runner.captures == whole.captures * (1 + captured)
