@@ -188,7 +188,12 @@ def _random(config: Any, device: str, dtype: torch.dtype) -> Any:
     kinds = transformers.AutoModelForSeq2SeqLM, transformers.AutoModelForCausalLM
     kind = kinds[0] if config.is_encoder_decoder else kinds[1]
     with torch.device(device):  # made there: a billion random numbers take long on the host
-        return kind.from_config(config, dtype=dtype)
+        model = kind.from_config(config, dtype=dtype)
+        if config.is_encoder_decoder:
+            # tied to random embeddings, T5's head gives the token that was fed, for ever
+            head = model.get_output_embeddings()
+            head.weight = torch.nn.Parameter(torch.randn_like(head.weight))
+    return model
 
 
 def _smollm2_file() -> Path | None:

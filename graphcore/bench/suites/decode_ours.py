@@ -36,6 +36,8 @@ class OurWay:
     ) -> None:
         self.name = name
         self._subject, self._driver, self._end = subject, driver, end
+        if subject.is_encoder_decoder:
+            options["encoder_len"] = subject.prompt.shape[1]
         self.runner = CUDAGraphAR(
             subject.model, max_seq_len=subject.capacity, driver=driver, **options
         )
