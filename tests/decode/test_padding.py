@@ -301,6 +301,25 @@ def test_a_padded_prompt_behind_plain_rows_sees_all_of_them(graphcore_driver: Dr
         assert runner.captures == 2
 
 
+@pytest.mark.parametrize("seed", range(3), ids=str)
+def test_conversations_with_random_padding_are_those_of_each_row_alone(seed: int) -> None:
+    """Three turns with holes anywhere, chunks replayed, and unordered work in random orders."""
+    driver = open_driver("emulated", order="adversarial", seed=seed)
+    generator = torch.Generator().manual_seed(seed)
+    with make_runner(driver, prefill_chunk_size=3, capture_prefill=True) as runner:
+        wholes = [torch.zeros(1, 0, dtype=torch.int64)] * 3
+        for turn, tokens in enumerate((7, 4, 6)):
+            ids = make_prompt(tokens, batch=3, seed=10 * seed + turn)
+            mask = torch.rand(3, tokens, generator=generator) < 0.6
+            mask[:, turn] = True
+            new = runner.generate(ids, 3, attention_mask=mask, keep_cache=turn > 0)[:, tokens:]
+            for row, (part, kept) in enumerate(zip(ids, mask, strict=True)):
+                whole = torch.cat([wholes[row], part[kept][None]], dim=1)
+                expected = eager_tokens(runner.model, whole, 3)
+                assert torch.equal(new[row], expected[0, whole.shape[1] :])
+                wholes[row] = expected
+
+
 @pytest.mark.parametrize("how", ["reset", "rewind"])
 def test_emptying_the_cache_forgets_the_padding(graphcore_driver: Driver, how: str) -> None:
     with make_runner(graphcore_driver) as runner:
