@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from graphcore.decode import checks, prompt
+from graphcore.decode import transformers_encoder_decoder as families
 from graphcore.decode.bucket import Bucket, BucketGeneration, checked_sizes
 from graphcore.decode.bucket_memory import BucketMemory, BucketsMemory
 from graphcore.decode.bucket_rows import cut, decode_on, ended_rows, padded, padded_options, sparing
@@ -46,7 +47,7 @@ class DecodeBuckets(NotCopied):
     and are cut from the result; what they hold reaches no other row. One generation at a time.
 
     Args:
-        model: As of :class:`CUDAGraphAR`.
+        model: A decoder-only transformers model.
         max_seq_lens: Capacities in tokens.
         batch_sizes: Rows; every batch is captured with every capacity.
         sampling: How a token is chosen; None: greedy.
@@ -86,6 +87,12 @@ class DecodeBuckets(NotCopied):
         lengths = checked_sizes("max_seq_lens", max_seq_lens)
         batches = checked_sizes("batch_sizes", batch_sizes)
         checks.check_model(model)
+        if families.is_encoder_decoder(model):
+            raise ConfigurationError(
+                f"model: expected a decoder-only model, got {type(model).__name__}: buckets share "
+                "decoder K/V only; make a runner for each encoder length, or one whose cross half "
+                "has room for the longest"
+            )
         checks.check_capacity(model, lengths[-1])
         check_guidance(guidance)
         branches = 1 if guidance is None else 2

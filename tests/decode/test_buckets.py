@@ -13,6 +13,7 @@ import pytest
 import torch
 from helpers.decode_models import device_of, eager_tokens, make_model, make_prompt
 from helpers.tensors import cuda_driver
+from transformers import T5Config, T5ForConditionalGeneration
 
 from graphcore.decode import Bucket, CUDAGraphAR, DecodeBuckets, Guidance, Sampling, StaticKVCache
 from graphcore.driver import Driver, open_driver
@@ -359,6 +360,16 @@ def test_sizes_that_cannot_be_are_refused(graphcore_driver: Driver, case: str) -
     model = make_model(device=device_of(graphcore_driver))
     with pytest.raises(ConfigurationError, match=message):
         DecodeBuckets(model, **{"max_seq_lens": [8], **options}, driver=graphcore_driver)
+
+
+def test_an_encoder_decoder_is_refused_in_buckets(graphcore_driver: Driver) -> None:
+    config = T5Config(
+        vocab_size=97, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2,
+        decoder_start_token_id=0,
+    )  # fmt: skip
+    model = T5ForConditionalGeneration(config).eval().to(device_of(graphcore_driver))
+    with pytest.raises(ConfigurationError, match="expected a decoder-only model, got T5For"):
+        DecodeBuckets(model, [16], driver=graphcore_driver)
 
 
 def test_what_makes_no_sense_for_buckets_is_refused(made: DecodeBuckets) -> None:
