@@ -40,8 +40,7 @@ class StaticLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is unt
         self.is_initialized = True
         self.device = device
         self.dtype = dtype
-        self.max_cache_len = state.capacity
-        self.batch_size, self.num_heads, _, self.k_head_dim = shapes[0]
+        self.batch_size, self.num_heads, self.max_cache_len, self.k_head_dim = shapes[0]
         self.v_head_dim = shapes[1][3]
         self._state = state
         self._scratch = scratch
@@ -90,18 +89,27 @@ class StaticLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is unt
         length = self._checked_length(key_states, value_states)
         if not (torch.compiler.is_compiling() or is_capturing()):
             self._state.check_room(length)
-        if key_states.dtype == self.dtype:
-            keys, values = self._keys, self._values
-        else:
-            keys, values = self._scratch.views(key_states.dtype, self._keys, self._values)
-        slots = self._state.slots(length)
-        _write(self._keys, slots, key_states)
-        _write(self._values, slots, value_states)
-        if keys is not self._keys:
-            keys.copy_(self._keys)
-            values.copy_(self._values)
+        if key_states.dtype != self.dtype:  # before anything is written: it may be refused
+            self._scratch.make(key_states.dtype, self.device)
+        answer = self._append(key_states, value_states, length)
         if self.index == self._state.last_owner:
             self._state.advance(length)
+        return answer
+
+    def _append(self, keys: torch.Tensor, values: torch.Tensor, length: int) -> Pair:
+        """Writes checked K and V, and gives what attention reads."""
+        slots = self._state.slots(length)
+        write_slots(self._keys, slots, keys)
+        write_slots(self._values, slots, values)
+        return self._converted(keys.dtype)
+
+    def _converted(self, dtype: torch.dtype) -> Pair:
+        """The whole buffers in ``dtype``: themselves, or the scratch pair."""
+        if dtype == self.dtype:
+            return self._keys, self._values
+        keys, values = self._scratch.views(dtype, self._keys, self._values)
+        keys.copy_(self._keys)
+        values.copy_(self._values)
         return keys, values
 
     def view(self, state: CacheState, batch_size: int) -> StaticLayer:
@@ -121,7 +129,7 @@ class StaticLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is unt
         """Views of the first ``end`` slots: same address and strides for every ``end``."""
         return self._keys[:, :, :end, :], self._values[:, :, :end, :]
 
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int | torch.Tensor]:
         """(slots that attention reads, first slot): always the whole buffer."""
         return self.max_cache_len, 0
 
@@ -144,8 +152,11 @@ class StaticLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is unt
         bytes_of(self._keys).zero_()
         bytes_of(self._values).zero_()
 
-    def clear_from(self, start: int) -> None:
-        """Zeroes the slots from ``start`` on."""
+    def check_rewind(self, position: int, reached: int) -> None:
+        """Nothing: every token is held."""
+
+    def clear_from(self, start: int, reached: int) -> None:
+        """Zeroes the slots of the tokens from ``start`` on."""
         bytes_of(self._keys)[:, :, start:].zero_()
         bytes_of(self._values)[:, :, start:].zero_()
 
@@ -158,6 +169,14 @@ class StaticLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is unt
         """Puts back what :meth:`slot` copied."""
         bytes_of(self._keys)[:, :, index].copy_(pair[0])
         bytes_of(self._values)[:, :, index].copy_(pair[1])
+
+    def put_tokens(self, pair: Pair, first: int) -> None:
+        """Writes ``pair``, the K and V of the tokens from ``first`` on; the last ones that fit."""
+        count = min(pair[0].shape[2], self.max_cache_len)
+        end = first + pair[0].shape[2]
+        at = torch.arange(end - count, end, device=self.device).remainder(self.max_cache_len)
+        for buffer, states in zip((self._keys, self._values), pair, strict=True):
+            write_slots(buffer, at, states[:, :, -count:])
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
         """Reorders the rows in place. Use :meth:`StaticKVCache.reorder_cache`, which checks."""
@@ -198,6 +217,15 @@ class StaticLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is unt
     def named_tensors(self) -> dict[str, torch.Tensor]:
         """The whole buffers by the name reports use: "layer 4 keys", "layer 4 values"."""
         return {f"{self.name} keys": self._keys, f"{self.name} values": self._values}
+
+    def check_sizes(self, asked: tuple[int, int, int, torch.dtype, torch.device]) -> None:
+        """Raises ConfigurationError unless (batch, heads, head_dim, dtype, device) are ours."""
+        held = (self.batch_size, self.num_heads, self.k_head_dim, self.dtype, self.device)
+        if held != asked:
+            raise ConfigurationError(
+                f"{self.name}: initialised with (batch, heads, head_dim, dtype, device) {held}, "
+                f"asked for {asked}; buffers never change for life"
+            )
 
     def check_buffers(self) -> None:
         """Raises ConfigurationError where a buffer is not of the kind that was constructed."""
@@ -270,7 +298,7 @@ class BorrowingLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is 
         """Nothing: there are no buffers."""
 
 
-def _write(buffer: torch.Tensor, slots: torch.Tensor, states: torch.Tensor) -> None:
+def write_slots(buffer: torch.Tensor, slots: torch.Tensor, states: torch.Tensor) -> None:
     """Writes ``states`` to ``slots`` of dimension 2; the position comes from the device."""
     if states.requires_grad:
         states = states.detach()

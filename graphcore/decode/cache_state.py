@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import torch
 
+from graphcore.decode.access import Access, Form
 from graphcore.driver import active
 from graphcore.errors import CapacityError, CaptureError, ConfigurationError
 
@@ -70,6 +71,9 @@ class CacheState:
         self.capacity = capacity
         self.last_owner = last_owner
         self.seen: int | None = 0
+        self.reached = 0
+        """Tokens that any layer was given by Python: more than ``seen`` after a failed forward."""
+        self._access: tuple[Access, bool] | None = None
         self._device = device
         self._position = static_zeros((), torch.int64, device)
         self._watchers: weakref.WeakSet[CacheWatcher] = weakref.WeakSet()
@@ -77,7 +81,7 @@ class CacheState:
 
     def __getstate__(self) -> dict[str, Any]:
         """What a copy of the cache takes with it: nobody watches it, no graph depends on it."""
-        return {**self.__dict__, "_watchers": None, "_writer": None}
+        return {**self.__dict__, "_watchers": None, "_writer": None, "_access": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _watchers=weakref.WeakSet())
@@ -95,6 +99,7 @@ class CacheState:
             self.check_position(tensor)
         self._position = tensor
         self.seen = None
+        self._access = None
         self.changed(self.name, f"bound to another tensor ({tensor.dtype})")
 
     def check_position(self, tensor: torch.Tensor) -> None:
@@ -143,7 +148,8 @@ class CacheState:
     def seek(self, position: int) -> None:
         """Sets device position and mirror."""
         self._position.fill_(position)
-        self.seen = position
+        self.seen = self.reached = position
+        self._access = None
 
     def check_room(self, length: int) -> None:
         """Raises CapacityError unless ``length`` more tokens fit."""
@@ -154,18 +160,64 @@ class CacheState:
                 f"{length} more need {seen + length}. Nothing was written"
             )
 
+    def begin_access(
+        self,
+        length: int,
+        *,
+        positions: torch.Tensor | None = None,
+        form: Form | None = None,
+    ) -> Access:
+        """Says how the rings answer the forward of the next ``length`` tokens.
+
+        Args:
+            length: T.
+            positions: int64 ``[T]`` of the tokens; None: made here.
+            form: None: the ring itself for one token; for several what the window needs, in a form
+                that fits a graph where one is being made.
+        """
+        compiling = torch.compiler.is_compiling()
+        in_graph = compiling or is_capturing()
+        if form is None:
+            form = Form.SLOTS if length == 1 else Form.FIXED if in_graph else Form.TOKENS
+        positions = self.slots(length) if positions is None else positions
+        access = Access(positions, form, self._seen_for_access(compiling, in_graph))
+        if not compiling:  # kept past a compiled region, its next run would overwrite it
+            self._access = (access, in_graph)
+        return access
+
+    def _seen_for_access(self, compiling: bool, in_graph: bool) -> int | None:
+        if compiling:  # not even looked at: the region would be compiled again for each number
+            return None
+        return self.seen if in_graph else self.known_seen()
+
+    def access_for(self, length: int) -> Access:
+        """What :meth:`begin_access` said of the forward under way; else its default."""
+        if self._access is not None and not torch.compiler.is_compiling():
+            access, in_graph = self._access
+            # left from a forward that failed: no longer true
+            if (access.length, access.seen, in_graph) == (length, self.seen, is_capturing()):
+                return access
+        return self.begin_access(length)
+
     def slots(self, length: int) -> torch.Tensor:
         """Int64 ``[length]`` on the device: where the next ``length`` tokens go."""
         if length == 1:
             return self._position.view(1)
         return self._position + torch.arange(length, device=self._position.device)
 
+    def note_reached(self, length: int) -> None:
+        """Notes that Python gave a layer the next ``length`` tokens."""
+        if not (torch.compiler.is_compiling() or is_capturing()):
+            self.reached = max(self.reached, self.known_seen() + length)
+
     def advance(self, length: int) -> None:
         """Moves the device position in place, and the mirror where Python runs each step."""
         self._position.add_(length)
         if torch.compiler.is_compiling():
             self.seen = None
-        elif not is_capturing():
+            return
+        self._access = None
+        if not is_capturing():
             if self.seen is not None:
                 self.seen += length
             if self.is_written_by_others:

@@ -2,7 +2,8 @@
 
 Position, mirror and watchers are those of the whole cache, so what one of them holds the others
 hold, as far as their rows and slots reach: a generation that fills a short view goes on in a longer
-one without a copy. Strides are the whole cache's; the addresses of all views are equal.
+one without a copy. A window that is no shorter than the view needs no ring there, but token t lies
+in slot t all the same. Strides are the whole cache's; the addresses of all views are equal.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from graphcore.decode.cache_layer import StaticLayer
 from graphcore.decode.cache_state import CacheState, refuse_inside_capture
+from graphcore.decode.sizes import checked_windows
 from graphcore.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -63,6 +65,7 @@ def view_of(cache: StaticKVCache, batch_size: int, max_seq_len: int) -> StaticKV
     view.padding = cache.padding.view(batch_size, max_seq_len)
     view._batch = batch_size
     view.max_seq_len = max_seq_len
+    view.windows = checked_windows(cache.windows, cache.num_layers, max_seq_len)
     view.layers = [layer.view(state, batch_size) for layer in cache.layers]
     view._owners = tuple(layer for layer in view.layers if isinstance(layer, StaticLayer))
     return view

@@ -77,7 +77,9 @@ def check_cache(model: Any, cache: Any) -> None:
         raise ConfigurationError(
             f"cache device: expected {device} (the model's), got {cache.device}"
         )
+    check_layers(model)
     shapes = compat.layer_shapes(model)
+    windows = [window for _, window in compat.layer_kinds(compat.text_config(model))]
     if cache.num_layers != len(shapes):
         raise ConfigurationError(
             f"cache num_layers: expected {len(shapes)} (the model's), got {cache.num_layers}"
@@ -89,6 +91,7 @@ def check_cache(model: Any, cache: Any) -> None:
                 f"there; got {cache.owning_layers}"
             )
         _check_layer(index, cache.layers[index], shapes[index])
+        _check_window(index, cache.windows[index], windows[index])
 
 
 def check_static(cache: Any) -> None:
@@ -111,25 +114,49 @@ def check_sizes(cache: StaticKVCache, max_seq_len: int | None, batch_size: int |
 
 
 def check_capacity(model: Any, max_seq_len: int) -> None:
-    """Refuses a capacity past what the model's positions, or its sliding windows, reach."""
-    config = compat.text_config(model)
-    limit = getattr(config, "max_position_embeddings", None)
+    """Refuses a capacity past what the model's positions reach."""
+    limit = getattr(compat.text_config(model), "max_position_embeddings", None)
     if limit is not None and max_seq_len > limit:
         raise ConfigurationError(
             f"max_seq_len: expected at most {limit} (the model's max_position_embeddings), got "
             f"{max_seq_len}"
         )
-    for index, (kind, window) in enumerate(compat.layer_kinds(config)):
+
+
+_refused_kinds = {
+    "chunked_attention": "its tokens see their own chunk only, not a window",
+    "linear_attention": "it keeps a recurrent state instead of K and V",
+    "conv": "it keeps a convolution's state instead of K and V",
+    "hybrid": "it keeps a recurrent state beside K and V",
+    "hybrid_sliding": "it keeps a recurrent state beside K and V",
+    "mamba": "it keeps a recurrent state instead of K and V",
+    "indexed_attention": "it keeps an index beside K and V",
+    "compressed_sparse_attention": "it keeps compressed blocks beside K and V",
+    "heavily_compressed_attention": "it keeps compressed blocks instead of K and V",
+    "minimax_m3_sparse": "it keeps an index beside K and V",
+    "reference_sliding_attention": "its window begins behind a prompt that is kept whole",
+}
+
+
+def check_layers(model: Any) -> None:
+    """Refuses layers that are not attention over K and V of every token, or of a window.
+
+    Raises:
+        ConfigurationError: Names the layer, its kind and why.
+    """
+    config = compat.text_config(model)
+    for index, (kind, _) in enumerate(compat.layer_kinds(config)):
         if not compat.is_attending(kind):
+            why = _refused_kinds.get(kind, "no cache is known for it")
             raise ConfigurationError(
-                f"layer {index}: expected full attention, got {kind!r}, which is not offered in "
-                "this version"
+                f"layer {index}: expected full or sliding attention, got {kind!r}: {why}"
             )
-        if window is not None and window < max_seq_len:
-            raise ConfigurationError(
-                f"layer {index}: sliding windows are not offered in this version: its window of "
-                f"{window} is shorter than max_seq_len {max_seq_len}; max_seq_len <= {window} works"
-            )
+    rank = getattr(config, "kv_lora_rank", None)
+    if rank:
+        raise ConfigurationError(
+            f"layer 0: expected attention over K and V, got multi-head latent attention "
+            f"(kv_lora_rank {rank}), which keeps compressed states of other shapes"
+        )
 
 
 def check_driver(driver: Driver, device: torch.device) -> None:
@@ -220,6 +247,16 @@ def _foreign_cache(cache: Any) -> str:
     return f"cache: expected a graphcore StaticKVCache, got {kind}, whose buffers are not static"
 
 
+def _check_window(index: int, held: int | None, window: int | None) -> None:
+    """A layer may keep more than its window: the mask hides the rest. Not less, or others."""
+    if held is not None and held != window:
+        wanted = "None (the model's layer sees every token)" if window is None else f"{window}"
+        raise ConfigurationError(
+            f"cache windows of layer {index}: expected {wanted}, or None, which keeps every token; "
+            f"got {held}"
+        )
+
+
 def _check_layer(index: int, layer: Any, shape: compat.LayerShape) -> None:
     held = (layer.num_heads, layer.k_head_dim, layer.v_head_dim)
     expected = (shape.kv_heads, shape.head_dim, shape.v_head_dim)
@@ -248,6 +285,7 @@ def cache_for(
             wanted = compat.text_config(model).max_position_embeddings
         check_positive("max_seq_len", wanted)
         check_capacity(model, wanted)
+        check_layers(model)
         return StaticKVCache.for_model(
             model, wanted, batch_size=1 if batch_size is None else batch_size
         )

@@ -145,9 +145,9 @@ class CrossLayer(StaticLayer):
         super().reset()
         self._length = 0
 
-    def clear_from(self, start: int) -> None:
+    def clear_from(self, start: int, reached: int) -> None:
         """Zeroes the slots from ``start`` on."""
-        super().clear_from(start)
+        super().clear_from(start, reached)
         self._length = min(self._length, start)
 
     def _shown(self, buffer: torch.Tensor) -> torch.Tensor:

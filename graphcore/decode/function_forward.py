@@ -32,8 +32,10 @@ class FunctionForward:
 
     It is called as ``function(tokens, position_ids=, mask=, cache=)``: int64 ``[R, T]`` twice, a
     bool mask ``[R, 1, T, S]``, True where a slot is seen, and the cache, whose ``update(k, v,
-    layer)`` it calls once for every layer and whose full buffers it attends to. Keywords may also
-    be called ``attention_mask`` and ``past_key_values``, ``position_ids`` may be missing, and
+    layer)`` it calls once for every layer and whose full buffers it attends to. Where layers of the
+    cache have a window, a mask is as long as what ``update`` gives; where only some have one, it is
+    a dictionary of theirs, "sliding_attention", and the others', "full_attention". Keywords may
+    also be called ``attention_mask`` and ``past_key_values``, ``position_ids`` may be missing, and
     ``use_cache`` is True where it is taken. It returns logits ``[R, T, V]``, ``[R, 1, V]`` or ``[R,
     V]``, or something that has them as ``.logits`` or first.
 

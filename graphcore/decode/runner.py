@@ -523,6 +523,10 @@ class CUDAGraphAR(Holding, Generating, NotCopied):
 def _rewind(cache: StaticKVCache, start: int, error: BaseException) -> None:
     """Empties the slots from ``start`` on again; a second failure becomes a note on the first."""
     try:
-        cache.rewind(start)
+        try:
+            cache.rewind(start)
+        except LifecycleError as overwritten:
+            error.add_note(f"the cache was emptied: {overwritten}")
+            cache.reset()
     except Exception as second:
         error.add_note(f"while emptying the cache again: {second}")

@@ -1,26 +1,34 @@
 """The converted scratch pair of a cache whose dtype differs from the model's.
 
 Attention reads K and V in the model's dtype. One pair, as large as the largest layer, serves all
-layers: a layer's attention has read it before the next layer overwrites it (one stream).
+layers: a layer's attention has read it before the next layer overwrites it (one stream). Where
+layers attend to another layer's K and V, each layer that has some needs a pair of its own.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 
 from graphcore.decode.cache_state import refuse_inside_capture, static_zeros
+from graphcore.decode.sizes import LayerShapes
 
 
 class Scratch:
-    """Pairs of flat buffers by dtype; usually one pair."""
+    """Pairs of flat buffers by dtype; usually one pair.
 
-    def __init__(self, shapes: Iterable[tuple[tuple[int, ...], tuple[int, ...]]]) -> None:
+    Args:
+        shapes: (K, V) of the layers that it serves.
+        owner: Begins its buffers' names, as "layer 4 ".
+    """
+
+    def __init__(self, shapes: Iterable[LayerShapes], owner: str = "") -> None:
         pairs = list(shapes)
         self._key_count = max(math.prod(keys) for keys, _ in pairs)
         self._value_count = max(math.prod(values) for _, values in pairs)
+        self._owner = owner
         self._pairs: dict[torch.dtype, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def make(self, dtype: torch.dtype, device: torch.device) -> None:
@@ -53,6 +61,13 @@ class Scratch:
         names: dict[str, torch.Tensor] = {}
         for dtype, (keys, values) in self._pairs.items():
             short = str(dtype).removeprefix("torch.")
-            names[f"scratch keys {short}"] = keys
-            names[f"scratch values {short}"] = values
+            names[f"{self._owner}scratch keys {short}"] = keys
+            names[f"{self._owner}scratch values {short}"] = values
         return names
+
+
+def scratches(shapes: Sequence[LayerShapes], owners: Sequence[int]) -> list[Scratch]:
+    """The scratch of each layer: one for all, or their own where not all layers are owners."""
+    if len(owners) == len(shapes):
+        return [Scratch(shapes)] * len(shapes)
+    return [Scratch([pair], f"layer {index} ") for index, pair in enumerate(shapes)]

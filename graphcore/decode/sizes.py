@@ -9,12 +9,21 @@ import torch
 from graphcore.errors import ConfigurationError
 
 PerLayer = int | Sequence[int]
+LayerShapes = tuple[tuple[int, ...], tuple[int, ...]]
+"""Shapes of a layer's K and V buffers: ``[batch, heads, slots, head_dim]``."""
+Windows = int | Sequence[int | None] | None
 
 
 def check_positive(field: str, value: object) -> None:
     """Raises ConfigurationError unless ``value`` is an int above 0."""
     if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
         raise ConfigurationError(f"{field}: expected a positive int, got {value!r}")
+
+
+def check_positives(**sizes: object) -> None:
+    """Raises ConfigurationError unless all are ints above 0; names the first that is not."""
+    for field, value in sizes.items():
+        check_positive(field, value)
 
 
 def check_dtype(field: str, dtype: object) -> None:
@@ -39,6 +48,40 @@ def per_layer(field: str, value: PerLayer, num_layers: int) -> list[int]:
         return list(value)
     check_positive(field, value)
     return [value] * num_layers
+
+
+def layer_shapes(
+    batch_size: int,
+    heads: list[int],
+    slots: list[int],
+    key_dims: list[int],
+    value_dims: list[int] | None,
+) -> list[LayerShapes]:
+    """The buffers of each layer; ``value_dims`` None: as wide as K."""
+    return [
+        ((batch_size, count, held, key), (batch_size, count, held, value))
+        for count, held, key, value in zip(
+            heads, slots, key_dims, value_dims or key_dims, strict=True
+        )
+    ]
+
+
+def checked_windows(value: object, num_layers: int, capacity: int) -> tuple[int | None, ...]:
+    """The window of each layer; None where it holds all of ``capacity`` tokens anyway."""
+    listed = [value] * num_layers if value is None or isinstance(value, int) else value
+    if not isinstance(listed, (list, tuple)):
+        raise ConfigurationError(
+            "windows: expected None, a positive int, or a list of one or None for each layer, got "
+            f"{value!r}"
+        )
+    if len(listed) != num_layers:
+        raise ConfigurationError(
+            f"windows: expected one value for each of {num_layers} layers, got {len(listed)}"
+        )
+    for index, window in enumerate(listed):
+        if window is not None:
+            check_positive(f"windows of layer {index}", window)
+    return tuple(None if window is None or window >= capacity else window for window in listed)
 
 
 def checked_owners(owning_layers: Sequence[int] | None, num_layers: int) -> tuple[int, ...]:

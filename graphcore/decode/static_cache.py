@@ -13,27 +13,35 @@ from typing import Any, NoReturn
 
 import torch
 
+from graphcore.decode import cache_sources
 from graphcore.decode import transformers_compat as compat
+from graphcore.decode.access import Form
 from graphcore.decode.cache_layer import BorrowingLayer, Pair, StaticLayer
 from graphcore.decode.cache_state import CacheState, CacheWatcher, refuse_inside_capture
 from graphcore.decode.cache_view import view_of
 from graphcore.decode.padding import Padding
-from graphcore.decode.scratch import Scratch
+from graphcore.decode.scratch import scratches
 from graphcore.decode.sizes import (
+    LayerShapes,
     PerLayer,
+    Windows,
     check_dtype,
-    check_positive,
+    check_positives,
     checked_device,
     checked_owners,
+    checked_windows,
+    layer_shapes,
     per_layer,
 )
-from graphcore.errors import CacheTypeError, ConfigurationError, LifecycleError
+from graphcore.decode.sliding_layer import SlidingLayer
+from graphcore.errors import ConfigurationError, LifecycleError
 
 
 class StaticKVCache(compat.Cache):  # type: ignore[misc]  # transformers is untyped
     """Fixed buffers ``[batch, kv_heads, max_seq_len, head_dim]`` for K and V of every layer.
 
-    The position advances once per step, at the last layer that owns K/V. Not locked.
+    A layer with a window below ``max_seq_len`` has that many slots, used in turn. The position
+    advances once per step, at the last layer that owns K/V. Not locked.
 
     Args:
         num_layers: Layers of the model.
@@ -45,6 +53,8 @@ class StaticKVCache(compat.Cache):  # type: ignore[misc]  # transformers is unty
             cast on write and read back through one converted scratch pair.
         device: Where the buffers live, as torch writes it.
         v_head_dim: Width of a V head where it differs from K's; one number, or one per layer.
+        windows: Tokens that a layer attends to, the newest one counted; None: all. One for all
+            layers, or one for each.
         owning_layers: Indices of the layers that store K/V (models that share K/V between layers);
             None: all, or what a model's config says, with :meth:`for_model`.
         compute_dtype: The model's dtype where it differs: makes the scratch pair now. Otherwise it
@@ -67,27 +77,22 @@ class StaticKVCache(compat.Cache):  # type: ignore[misc]  # transformers is unty
         device: torch.device | str | int,
         *,
         v_head_dim: PerLayer | None = None,
+        windows: Windows = None,
         owning_layers: Sequence[int] | None = None,
         compute_dtype: torch.dtype | None = None,
     ) -> None:
         refuse_inside_capture("StaticKVCache")
-        for field, size in (
-            ("num_layers", num_layers),
-            ("batch_size", batch_size),
-            ("max_seq_len", max_seq_len),
-        ):
-            check_positive(field, size)
+        check_positives(num_layers=num_layers, batch_size=batch_size, max_seq_len=max_seq_len)
         check_dtype("dtype", dtype)
-        heads = per_layer("num_kv_heads", num_kv_heads, num_layers)
-        key_dims = per_layer("head_dim", head_dim, num_layers)
-        value_dims = key_dims
-        if v_head_dim is not None:
-            value_dims = per_layer("v_head_dim", v_head_dim, num_layers)
         owners = checked_owners(owning_layers, num_layers)
-        shapes = [
-            ((batch_size, count, max_seq_len, key), (batch_size, count, max_seq_len, value))
-            for count, key, value in zip(heads, key_dims, value_dims, strict=True)
-        ]
+        self.windows = checked_windows(windows, num_layers, max_seq_len)
+        shapes = layer_shapes(
+            batch_size,
+            per_layer("num_kv_heads", num_kv_heads, num_layers),
+            [window or max_seq_len for window in self.windows],
+            per_layer("head_dim", head_dim, num_layers),
+            None if v_head_dim is None else per_layer("v_head_dim", v_head_dim, num_layers),
+        )
         self.num_layers = num_layers
         self.max_seq_len = max_seq_len
         self.owning_layers = owners
@@ -96,13 +101,8 @@ class StaticKVCache(compat.Cache):  # type: ignore[misc]  # transformers is unty
         self._batch = batch_size
         self._state = CacheState(max_seq_len, self.device, owners[-1])
         self.padding = Padding(batch_size, max_seq_len, self.device)
-        self._scratch = Scratch(shapes)
-        layers: list[StaticLayer | BorrowingLayer] = [
-            StaticLayer(index, self._state, self._scratch, shapes[index], dtype)
-            if index in owners
-            else BorrowingLayer(index, self._state, batch_size)
-            for index in range(num_layers)
-        ]
+        self._scratches = scratches(shapes, owners)
+        layers = [self._layer(index, shapes[index]) for index in range(num_layers)]
         self._owners = tuple(layer for layer in layers if isinstance(layer, StaticLayer))
         super().__init__(layers=layers)
         if compute_dtype is not None:
@@ -122,61 +122,40 @@ class StaticKVCache(compat.Cache):  # type: ignore[misc]  # transformers is unty
     ) -> StaticKVCache:
         """A cache with the model's layers, heads, dtype and device.
 
-        ``max_seq_len`` None takes ``max_position_embeddings`` of the model's config.
+        ``max_seq_len`` None takes ``max_position_embeddings`` of the model's config. Layers with a
+        sliding window keep that many tokens.
         """
-        shapes = compat.layer_shapes(model)
-        config = compat.text_config(model)
-        capacity = config.max_position_embeddings if max_seq_len is None else max_seq_len
-        cache = cls(
-            num_layers=len(shapes),
-            batch_size=batch_size,
-            num_kv_heads=[shape.kv_heads for shape in shapes],
-            max_seq_len=capacity,
-            head_dim=[shape.head_dim for shape in shapes],
-            dtype=model.dtype if dtype is None else dtype,
-            device=model.device,
-            v_head_dim=[shape.v_head_dim for shape in shapes],
-            owning_layers=compat.owning_layers(config),
-        )
-        cache.bind_model(model)
-        return cache
+        return cache_sources.for_model(cls, model, max_seq_len, batch_size, dtype)
 
     @classmethod
-    def from_transformers(cls, cache: Any, model: Any) -> StaticKVCache:
+    def from_transformers(
+        cls, cache: Any, model: Any, max_seq_len: int | None = None
+    ) -> StaticKVCache:
         """A cache with the size and the contents of a transformers ``StaticCache``.
 
+        ``max_seq_len`` None takes the cache's own; where all its layers slide, it does not know it.
+
         Raises:
-            CacheTypeError: ``cache`` is not one, or has layers with a sliding window.
+            CacheTypeError: ``cache`` is not one, or has layers that are not attention.
+            ConfigurationError: A window that is not the model's; no ``max_seq_len`` where needed.
         """
-        if not isinstance(cache, compat.StaticCache) or any(cache.is_sliding):
-            raise CacheTypeError(
-                "cache: expected a transformers StaticCache of full-attention layers, got "
-                f"{type(cache).__name__}"
-            )
-        filled = [layer for layer in cache.layers if layer.is_initialized]
-        if not filled:
-            return cls.for_model(model, int(cache.get_max_length()))
-        made = cls.for_model(
-            model,
-            int(cache.get_max_length()),
-            batch_size=filled[0].keys.shape[0],
-            dtype=filled[0].keys.dtype,
-        )
-        for target in made._owners:
-            source = cache.layers[target.index]
-            target.keys.copy_(source.keys)
-            target.values.copy_(source.values)
-        made._state.seek(int(filled[0].get_seq_length()))
-        return made
+        return cache_sources.from_transformers(cls, cache, model, max_seq_len)
 
     def bind_model(self, model: Any) -> None:
         """Takes from ``model`` what construction could not know: owners and the scratch's dtype."""
         self._state.last_owner = compat.owning_layers(compat.text_config(model))[-1]
         self._make_scratch(model.dtype)
 
+    def _layer(self, index: int, shapes: LayerShapes) -> StaticLayer | BorrowingLayer:
+        if index not in self.owning_layers:
+            return BorrowingLayer(index, self._state, self._batch)
+        kind = StaticLayer if self.windows[index] is None else SlidingLayer
+        return kind(index, self._state, self._scratches[index], shapes, self.dtype)
+
     def _make_scratch(self, dtype: torch.dtype) -> None:
         if dtype != self.dtype:
-            self._scratch.make(dtype, self.device)
+            for index in self.owning_layers:
+                self._scratches[index].make(dtype, self.device)
 
     def view(
         self, *, batch_size: int | None = None, max_seq_len: int | None = None
@@ -234,7 +213,8 @@ class StaticKVCache(compat.Cache):  # type: ignore[misc]  # transformers is unty
             names.update(layer.named_tensors())
         names[self._state.name] = self.position
         names.update(self.padding.named_tensors())
-        names.update(self._scratch.named())
+        for index in self.owning_layers:
+            names.update(self._scratches[index].named())
         return names
 
     def check_buffers(self) -> None:
@@ -261,11 +241,13 @@ class StaticKVCache(compat.Cache):  # type: ignore[misc]  # transformers is unty
             value_states: V, of the same length.
             layer_idx: The layer.
             args: Ignored (transformers passes what other caches need).
-            prefix: Eager only: return views of the filled slots instead of the full buffers.
+            prefix: Eager only: return views of the filled slots instead of the full buffers;
+                refused where a window overwrote some.
             kwargs: Ignored.
 
         Returns:
-            The full buffers, in the dtype of ``key_states``.
+            The full buffers, in the dtype of ``key_states``; of a layer with a window what
+            attention needs, see :class:`SlidingLayer`.
 
         Raises:
             ConfigurationError: A wrong layer, shape or dtype; nothing was written.
@@ -276,10 +258,13 @@ class StaticKVCache(compat.Cache):  # type: ignore[misc]  # transformers is unty
             raise ConfigurationError(
                 f"layer_idx: expected 0 to {self.num_layers - 1}, got {layer_idx}"
             )
+        layer = self.layers[layer_idx]
         if prefix:
             refuse_inside_capture("update(prefix=True)")
             end = self.seen_tokens + key_states.shape[2]
-        layer = self.layers[layer_idx]
+            if isinstance(layer, SlidingLayer):
+                layer.refuse_overwritten(end)
+            self._state.begin_access(key_states.shape[2], form=Form.SLOTS)
         keys, values = layer.update(key_states, value_states)
         return (keys[:, :, :end], values[:, :, :end]) if prefix else (keys, values)
 
@@ -299,14 +284,22 @@ class StaticKVCache(compat.Cache):  # type: ignore[misc]  # transformers is unty
         self._state.emptied("the cache was reset")
 
     def rewind(self, position: int) -> None:
-        """Drops the tokens from ``position`` on, in place: their slots to zero."""
+        """Drops the tokens from ``position`` on, in place: their slots to zero.
+
+        Raises:
+            LifecycleError: A window has overwritten what the token at ``position`` would see;
+                nothing was changed. 0 always works.
+        """
         refuse_inside_capture("rewind()")
         if not 0 <= position <= self.max_seq_len:
             raise ConfigurationError(
                 f"position: expected 0 to {self.max_seq_len} (max_seq_len), got {position}"
             )
+        reached = max(self._state.reached, self.seen_tokens)
         for layer in self._owners:
-            layer.clear_from(position)
+            layer.check_rewind(position, reached)
+        for layer in self._owners:
+            layer.clear_from(position, reached)
         self.padding.clear_from(position)
         self._state.seek(position)
         self._state.emptied(f"the cache was rewound to {position} tokens")
@@ -345,13 +338,7 @@ class StaticKVCache(compat.Cache):  # type: ignore[misc]  # transformers is unty
         dims = per_layer("head_dim", head_dim, self.num_layers)
         on = torch.empty(0, device=device).device
         for layer in self._owners:
-            held = (layer.batch_size, layer.num_heads, layer.k_head_dim, layer.dtype, self.device)
-            asked = (batch_size, heads[layer.index], dims[layer.index], dtype, on)
-            if held != asked:
-                raise ConfigurationError(
-                    f"{layer.name}: initialised with (batch, heads, head_dim, dtype, "
-                    f"device) {held}, asked for {asked}; buffers never change for life"
-                )
+            layer.check_sizes((batch_size, heads[layer.index], dims[layer.index], dtype, on))
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
         """Reorders the rows in place; refused once a graph depends on the cache."""
@@ -364,10 +351,7 @@ class StaticKVCache(compat.Cache):  # type: ignore[misc]  # transformers is unty
         self._state.emptied("the rows of the cache were reordered")
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Drops the last ``-tokens_to_remove`` tokens in place (negative, as in transformers).
-
-        Refused once a graph depends on the cache.
-        """
+        """As :meth:`rewind` by ``-tokens_to_remove`` tokens; refused once a graph depends on it."""
         self._refuse_captured("crop", "the captured step continues from its own position")
         if tokens_to_remove > 0 or self.seen_tokens + tokens_to_remove < 0:
             raise ConfigurationError(

@@ -37,16 +37,17 @@ __all__ = [
     "EncoderDecoderCache",
     "LayerShape",
     "StaticCache",
-    "attention_mask",
     "cache_keyword",
     "decoder_layers",
     "forward_logits",
     "generation_setting",
+    "hidden_score",
     "is_gradient_checkpointing",
     "layer_kinds",
     "layer_shapes",
     "owning_layers",
     "sampling_setting",
+    "takes_masks_by_type",
     "text_config",
 ]
 
@@ -90,12 +91,13 @@ def forward_logits(
     input_ids: torch.Tensor,
     *,
     position_ids: torch.Tensor,
-    mask: torch.Tensor,
+    mask: torch.Tensor | dict[str, torch.Tensor],
     cache: Any,
 ) -> torch.Tensor:
     """One forward; logits ``[batch, vocabulary]`` of the last token.
 
-    ``input_ids`` and ``position_ids`` are ``[batch, tokens]``, ``mask`` is 4-D and used as it is.
+    ``input_ids`` and ``position_ids`` are ``[batch, tokens]``, ``mask`` is 4-D and used as it is; a
+    dict of them by layer type where the model takes one.
 
     Raises:
         ConfigurationError: The model has no language head.
@@ -118,15 +120,27 @@ def forward_logits(
     return logits[:, -1]
 
 
-def attention_mask(model: Any, visible: torch.Tensor) -> torch.Tensor:
-    """``visible`` (bool, True where attended) in the form the model's attention wants.
+def hidden_score(model: Any) -> float:
+    """What is added to the score of a hidden token, in the model's dtype.
 
-    Raises nothing: :mod:`graphcore.decode.checks` has refused other implementations.
+    The lowest finite number, so that a row that sees nothing does not become NaN; not enough in
+    float16, where sdpa's scores, kept in float32, may be larger than it.
     """
-    if attention_implementation(model) == "sdpa":
-        return visible
-    lowest = torch.finfo(model.dtype).min
-    return torch.zeros_like(visible, dtype=model.dtype).masked_fill_(~visible, lowest)
+    if model.dtype == torch.float16 and attention_implementation(model) == "sdpa":
+        return float("-inf")
+    return float(torch.finfo(model.dtype).min)
+
+
+def takes_masks_by_type(model: Any) -> bool:
+    """Whether the decoder's forward takes a mask for each type of layer, as a dict."""
+    for module in model.modules():
+        if any(isinstance(part, torch.nn.ModuleList) for part in module.children()):
+            try:
+                source = inspect.getsource(inspect.unwrap(type(module).forward))
+            except (OSError, TypeError):  # written where no source is kept: it may
+                return True
+            return "dict)" in source and "attention_mask" in source
+    return False
 
 
 def attention_implementation(model: Any) -> str | None:

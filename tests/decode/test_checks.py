@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from helpers.decode_models import POSITIONS, VOCABULARY, device_of, make_model, make_prompt
-from transformers import MistralConfig, MistralForCausalLM
 
 from graphcore.decode import CUDAGraphAR, Sampling, StaticKVCache, generate
 from graphcore.decode import transformers_compat as compat
@@ -115,25 +114,59 @@ def test_a_model_on_two_devices_or_without_weights_is_refused(model: Any) -> Non
         CUDAGraphAR(make_model().to("meta"), max_seq_len=16)
 
 
-def test_a_sliding_window_shorter_than_the_capacity_is_refused_and_a_longer_one_works() -> None:
-    config = make_model("mistral").config.to_dict() | {"sliding_window": 8}
-    torch.manual_seed(1)
-    mistral = MistralForCausalLM(MistralConfig(**config)).eval()
-    with pytest.raises(ConfigurationError, match=r"layer 0: sliding windows.*window of 8"):
-        CUDAGraphAR(mistral, max_seq_len=9)
-    prompt = make_prompt(3)
-    ids = CUDAGraphAR(mistral, max_seq_len=8, capture=False).generate(prompt, 5)
-    expected = mistral.generate(
-        prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=5, do_sample=False
-    )
-    assert torch.equal(ids, expected)
-
-
-def test_a_layer_that_is_not_attention_is_refused(
+def test_layers_that_are_not_attention_over_k_and_v_are_refused_with_layer_and_kind(
     model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compat, "layer_kinds", lambda config: [("linear_attention", None)])
-    with pytest.raises(ConfigurationError, match="layer 0: expected full attention, got 'linear"):
+    for kind, why in (
+        ("chunked_attention", "their own chunk"),
+        ("linear_attention", "recurrent state instead"),
+        ("hybrid", "recurrent state beside"),
+        ("indexed_attention", "an index beside"),
+        ("of_tomorrow", "no cache is known"),
+    ):
+        kinds = [("full_attention", None), (kind, None), ("full_attention", None)]
+        monkeypatch.setattr(compat, "layer_kinds", lambda config, kinds=kinds: kinds)
+        for cache in (None, StaticKVCache(3, 1, 2, 16, 16, torch.float32, "cpu")):
+            with pytest.raises(ConfigurationError, match=rf"layer 1: .* got '{kind}': .*{why}"):
+                CUDAGraphAR(model, cache, max_seq_len=16)
+
+
+def test_multi_head_latent_attention_is_refused(model: Any) -> None:
+    model.config.kv_lora_rank = 16
+    with pytest.raises(ConfigurationError, match=r"latent attention \(kv_lora_rank 16\)"):
+        CUDAGraphAR(model, max_seq_len=16)
+
+
+@pytest.mark.parametrize(
+    ("windows", "message"),
+    [
+        ([8, None, 4], r"windows of layer 2: expected 8, or None, .* got 4"),
+        (8, r"windows of layer 1: expected None \(the model's layer sees every token\).* got 8"),
+    ],
+    ids=["another", "where the layer sees all"],
+)
+def test_a_cache_with_other_windows_than_the_models_is_refused(windows: Any, message: str) -> None:
+    model = make_model("qwen3-window")
+    cache = StaticKVCache(3, 1, 2, 16, 24, torch.float32, "cpu", windows=windows)
+    with pytest.raises(ConfigurationError, match=message):
+        CUDAGraphAR(model, cache)
+
+
+def test_layers_of_one_type_with_different_windows_are_refused(
+    model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kinds = [("sliding_attention", window) for window in (8, 8, 4)]
+    monkeypatch.setattr(compat, "layer_kinds", lambda config: kinds)
+    with pytest.raises(ConfigurationError, match=r"layer 2: .*window=8.* got .*window=4"):
+        CUDAGraphAR(model, max_seq_len=16)
+
+
+def test_layers_of_two_types_are_refused_where_the_forward_takes_one_mask(
+    model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kinds = [("sliding_attention", 8), ("full_attention", None), ("sliding_attention", 8)]
+    monkeypatch.setattr(compat, "layer_kinds", lambda config: kinds)
+    with pytest.raises(ConfigurationError, match="LlamaForCausalLM takes no mask for each type"):
         CUDAGraphAR(model, max_seq_len=16)
 
 
