@@ -126,7 +126,6 @@ class PublicationCode(Enum):
     """What became of a manifest that was handed over."""
 
     ACCEPTED = "accepted"
-    INVALID_ARGUMENT = "invalid argument"
     INVALID_VERSION = "invalid version"
     REJECTED = "rejected"
     BUSY = "still in use"
