@@ -190,7 +190,7 @@ def _of_shapes(group: ExpertGroup) -> Iterator[Rejected]:
             expected = f"{group.experts} experts, its group's"
             yield Rejected(Rejection.SHAPE, _where(group, bank), expected, bank.shape[0])
             return
-    base = {role: bank for role in group.layout.roles if (bank := group.bank(role)) is not None}
+    base = {bank.role: bank for bank in group.banks if not bank.role.is_auxiliary}
     for bank in base.values():
         if len(bank.shape) != 3:
             expected = "three extents: experts and a matrix"
