@@ -335,7 +335,7 @@ def test_a_compiled_step_in_bfloat16_is_as_near_to_float32_as_the_eager_one(cuda
     compiled = ((logits(rounded, compile=True) - reference).abs().max() / scale).item()
     eager_error = ((logits(rounded, capture=False) - reference).abs().max() / scale).item()
     assert compiled <= 2 * eager_error
-    assert compiled < 0.05
+    assert compiled < 0.1
 
 
 @gpu
