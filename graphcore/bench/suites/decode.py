@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import time
+import traceback
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -237,6 +238,8 @@ class Case:
         try:
             return act(*arguments, **options)
         except Exception as error:
+            if not self.driver.is_emulated:
+                traceback.print_exc()  # a run on a device is dear: it says all it knows
             first_line = str(error).strip().partition("\n")[0]
             reason = f"{type(error).__name__}: {first_line}"
             self.notes.append({"left out": f"{self.name} {what}", "reason": reason})

@@ -5,6 +5,7 @@ No part of a whole run: each way takes minutes. Every figure is a note.
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Mapping
 from typing import Any
 
@@ -40,6 +41,8 @@ def compile_notes(case: str, driver: Driver) -> list[Note]:
             seconds = min(step.burst(subject.tokens) for _ in range(5)) / subject.tokens
             error = agreement(way.runner, subject, eager, end).error
         except Exception as failure:  # one way must not cost the others
+            if not driver.is_emulated:
+                traceback.print_exc()
             notes.append({"left out": f"{case} {name}", "reason": f"{failure!r}"})
         else:
             figures = (
