@@ -93,7 +93,7 @@ class DecoderForward:
 
     def prefill(self, prompt: Prompt) -> torch.Tensor:
         """Forwards the prompt behind what the cache holds."""
-        self.cache.padding.append(self.cache.seen_tokens, prompt.mask)
+        self._masks.begin(prompt)
         return self._feed(self, prompt.ids)
 
     def logits(self, tokens: torch.Tensor) -> torch.Tensor:

@@ -19,6 +19,7 @@ import torch
 from graphcore.decode import transformers_compat as compat
 from graphcore.decode.access import Access, Form
 from graphcore.decode.cache_state import static_zeros
+from graphcore.decode.prompt import Prompt
 from graphcore.decode.static_cache import StaticKVCache
 from graphcore.errors import ConfigurationError
 
@@ -86,6 +87,22 @@ class Masks:
         )
         self._of_kind = {kind: self._layouts.index(layout) for kind, layout in found.items()}
         self._cache = cache
+
+    def begin(self, prompt: Prompt) -> None:
+        """A prompt is about to be forwarded behind what the cache holds: hides its pads.
+
+        Raises:
+            ConfigurationError: Pads behind held tokens where layers see a window.
+        """
+        start = self._cache.seen_tokens
+        windows = [layout.window for layout in self._layouts if layout.window is not None]
+        if prompt.mask is not None and start and windows:
+            raise ConfigurationError(
+                f"attention_mask: expected rows of one length behind the {start} tokens held, got "
+                f"padding: layers see a window of {windows[0]} tokens, where pads would take the "
+                "places of tokens"
+            )
+        self._cache.padding.append(start, prompt.mask)
 
     def for_tokens(
         self, count: int, *, fixed: bool = False

@@ -41,10 +41,16 @@ class TinyModel(torch.nn.Module):
             query, keys, values = inputs(hidden).view(heads).permute(2, 0, 3, 1, 4)
             if cache is not None:
                 keys, values = cache.update(keys, values, index)
-            mixed = scaled_dot_product_attention(query, keys, values, attn_mask=mask)
+            mixed = scaled_dot_product_attention(
+                query, keys, values, attn_mask=self.layer_mask(mask, index)
+            )
             hidden = hidden + outputs(mixed.transpose(1, 2).flatten(2))
         logits: torch.Tensor = self.head(hidden)
         return logits
+
+    def layer_mask(self, mask: Any, index: int) -> Any:
+        """The mask of one layer: here all take the same."""
+        return mask
 
     def whole(self, tokens: torch.Tensor) -> torch.Tensor:
         """Logits of all of ``tokens [R, T]``, without any cache: what decoding is compared with."""
@@ -54,10 +60,10 @@ class TinyModel(torch.nn.Module):
         return self(tokens, order.expand_as(tokens), causal)
 
 
-def make_tiny_model(device: str = "cpu") -> TinyModel:
+def make_tiny_model(device: str = "cpu", kind: type[TinyModel] = TinyModel) -> TinyModel:
     """The same random weights for every call."""
     torch.manual_seed(77)
-    model = TinyModel()
+    model = kind()
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.5)
     return model.to(device).eval()
