@@ -399,3 +399,38 @@ def test_a_transformers_cache_of_windows_alone_does_not_know_its_capacity() -> N
         model(make_prompt(12), **{keyword: theirs})
     with pytest.raises(ConfigurationError, match=r"layer 0: expected the last 8 of 12 tokens"):
         StaticKVCache.from_transformers(theirs, model, 9)
+
+
+def test_rows_that_begin_at_different_tokens_decode_as_each_alone_past_the_window(
+    graphcore_driver: Driver,
+) -> None:
+    """Pads lie in the ring until they are overwritten; none is ever seen."""
+    model = make_model("qwen3-window", device=device_of(graphcore_driver))
+    prompt = make_prompt(11, batch=2, device=device_of(graphcore_driver))
+    counted = torch.ones_like(prompt)
+    counted[1, :7] = 0
+    alone = [eager_tokens(model, prompt[:1], 16), eager_tokens(model, prompt[1:, 7:], 16)]
+    with CUDAGraphAR(model, max_seq_len=32, batch_size=2, driver=graphcore_driver) as runner:
+        ids = runner.generate(prompt, 16, attention_mask=counted)
+        assert ids[0, 11:].tolist() == alone[0][0, 11:].tolist()
+        assert ids[1, -16:].tolist() == alone[1][0, 4:].tolist()
+
+
+@pytest.mark.parametrize("slots", [6, 8, 12])
+def test_a_short_view_of_a_cache_with_rings_holds_what_the_whole_one_goes_on_with(
+    graphcore_driver: Driver, slots: int
+) -> None:
+    """Below the window of 8 a view has no ring; its tokens lie where the ring will look."""
+    model = make_model("qwen3-window", device=device_of(graphcore_driver))
+    prompt = make_prompt(4, device=device_of(graphcore_driver))
+    cache = StaticKVCache.for_model(model, 32)
+    view = cache.view(max_seq_len=slots)
+    assert view.windows == ((8, None, 8) if slots > 8 else (None,) * 3)
+    expected = eager_tokens(model, prompt, 16)[0, 4:].tolist()
+    with CUDAGraphAR(model, view, driver=graphcore_driver) as short:
+        short.capture(prompt)
+        found = [int(short.replay()) for _ in range(slots - 4)]
+    with CUDAGraphAR(model, cache, driver=graphcore_driver) as whole:
+        whole.capture(torch.tensor([[expected[len(found)]]], device=prompt.device))
+        found += [expected[len(found)], *(int(whole.replay()) for _ in range(10))]
+    assert found[: len(expected)] == expected[: len(found)]
