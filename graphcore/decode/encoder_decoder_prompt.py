@@ -7,6 +7,7 @@ Checked before anything is launched or written. The result's ``ids`` are the dec
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -82,6 +83,42 @@ def begin_ids(
     if start is None or families.begins_with_task(model) or bool((ids[:, 0] == start).any()):
         return ids
     return torch.cat([torch.full_like(ids[:, :1], start), ids], dim=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Of the smallest cache that one call needs.
+
+    Attributes:
+        rows: Rows.
+        begin: Tokens that the decoder begins with.
+        encoder: Encoder tokens; None: as many as the model has positions for.
+    """
+
+    rows: int
+    begin: int
+    encoder: int | None
+
+
+def needed_sizes(model: Any, input_ids: Any, inputs: Mapping[str, Any]) -> Sizes:
+    """What a prompt needs, before there is a cache to check it against.
+
+    Raises:
+        ConfigurationError: No input of the encoder, or wrong ids.
+    """
+    main = families.main_input(model)
+    made, given = inputs.get("encoder_outputs"), inputs.get(main, input_ids)
+    if made is not None:
+        states = families.encode(model, inputs)
+        rows, length = int(states.shape[0]), int(states.shape[1])
+    elif not isinstance(given, torch.Tensor) or not given.dim():
+        raise ConfigurationError(f"{main}: expected the encoder's input, got {given!r}")
+    elif main == "input_ids":
+        rows, length = check_ids(given).shape
+    else:
+        rows, length = given.shape[0], None
+    begin = begin_ids(model, rows, model.device, inputs.get("decoder_input_ids"))
+    return Sizes(rows, begin.shape[1], length)
 
 
 def _continued(

@@ -10,7 +10,10 @@ import torch
 
 from graphcore.decode import checks, prompt
 from graphcore.decode import transformers_compat as compat
+from graphcore.decode import transformers_encoder_decoder as families
 from graphcore.decode.compiled_step import Compile
+from graphcore.decode.encoder_decoder_cache import EncoderDecoderKVCache
+from graphcore.decode.encoder_decoder_prompt import needed_sizes
 from graphcore.decode.ending import EosIds
 from graphcore.decode.guidance import Guidance
 from graphcore.decode.runner import CUDAGraphAR
@@ -27,8 +30,8 @@ class Generation:
     """What :func:`generate` decoded, and how.
 
     Attributes:
-        ids: int64 ``[batch, prompt + new]``.
-        prompt_length: Tokens of the prompt.
+        ids: int64 ``[batch, prompt + new]``; of an encoder-decoder: the decoder's.
+        prompt_length: Tokens of the prompt; of an encoder-decoder: those the decoder began with.
         execution: "graph" or "eager".
         reason: Why.
         captures: Graphs that were captured.
@@ -50,10 +53,10 @@ class Generation:
 
 def generate(  # noqa: PLR0913  (each is a choice of its own)
     model: Any,
-    input_ids: torch.Tensor,
+    input_ids: torch.Tensor | None,
     max_new_tokens: int,
     *,
-    cache: StaticKVCache | None = None,
+    cache: StaticKVCache | EncoderDecoderKVCache | None = None,
     max_seq_len: int | None = None,
     eos_token_id: EosIds = None,
     pad_token_id: int | None = None,
@@ -76,7 +79,8 @@ def generate(  # noqa: PLR0913  (each is a choice of its own)
 
     Args:
         model: As for :class:`CUDAGraphAR`.
-        input_ids: int64 ``[batch, tokens]`` on the model's device.
+        input_ids: int64 ``[batch, tokens]`` on the model's device. Of an encoder-decoder: as for
+            :meth:`CUDAGraphAR.capture`.
         max_new_tokens: At least 1.
         cache: Emptied first; None makes one that holds prompt and new tokens.
         max_seq_len: Capacity of the cache that is made.
@@ -98,8 +102,15 @@ def generate(  # noqa: PLR0913  (each is a choice of its own)
         ConfigurationError, CapacityError, CacheTypeError: As :class:`CUDAGraphAR`.
     """
     checks.check_beams(num_beams)
-    rows = None
-    if cache is None:
+    rows = encoder_len = None
+    if families.is_encoder_decoder(model):
+        sizes = needed_sizes(model, input_ids, inputs)
+        tokens = sizes.begin
+        if cache is None:
+            rows, encoder_len = sizes.rows, sizes.encoder
+            if max_seq_len is None:
+                max_seq_len = _capacity(model, tokens + prompt.check_count(max_new_tokens))
+    elif cache is None:
         rows, tokens = prompt.check_ids(input_ids).shape
         if "negative_input_ids" in inputs:
             negative = prompt.check_ids(inputs["negative_input_ids"], "negative_input_ids")
@@ -113,6 +124,7 @@ def generate(  # noqa: PLR0913  (each is a choice of its own)
             cache,
             max_seq_len=max_seq_len,
             batch_size=rows,
+            encoder_len=encoder_len,
             sampling=sampling,
             driver=driver,
             capture=capture,
@@ -140,13 +152,17 @@ def generate(  # noqa: PLR0913  (each is a choice of its own)
         reason = f"the step could not be captured: {error}"
         _log.info("decoding eagerly: %s", reason)
         ids, runner = decode(capture=False)
-    return Generation(
-        ids, input_ids.shape[1], runner.execution, reason, runner.captures, runner.seed
-    )
+    if not families.is_encoder_decoder(model):
+        assert input_ids is not None  # the prompt was checked
+        tokens = input_ids.shape[1]
+    return Generation(ids, tokens, runner.execution, reason, runner.captures, runner.seed)
 
 
 def _capacity(model: Any, wanted: int) -> int:
     """Slots for ``wanted`` tokens, at most those that the model has positions for."""
     checks.check_model(model)
-    limit = getattr(compat.text_config(model), "max_position_embeddings", None)
+    if families.is_encoder_decoder(model):
+        limit = families.position_limit("max_seq_len", model)
+    else:
+        limit = getattr(compat.text_config(model), "max_position_embeddings", None)
     return wanted if limit is None else min(wanted, int(limit))
