@@ -18,14 +18,12 @@ import torch
 
 from graphcore.decode import checks, prompt
 from graphcore.decode.cache_binding import (
-    BindingRoute,
     CacheBinding,
-    bind_variants,
-    layout_difference,
 )
 from graphcore.decode.cache_state import is_capturing, refuse_inside_capture
 from graphcore.decode.captured_step import CapturedStep, capture_step
 from graphcore.decode.compiled_step import Compile, check_compile
+from graphcore.decode.exchanging import Exchanging
 from graphcore.decode.flight import Flight
 from graphcore.decode.forward import Feed, in_one_piece
 from graphcore.decode.forwards import cache_for, check_continues, checked_prompt, forward_for
@@ -50,7 +48,7 @@ from graphcore.interop.torch import MemoryPool
 _log = logging.getLogger("graphcore")
 
 
-class CUDAGraphAR(Holding, Generating, NotCopied):
+class CUDAGraphAR(Holding, Generating, Exchanging, NotCopied):
     """Autoregressive decoding of a decoder-only transformers model through one captured graph.
 
     ``capture(input_ids)`` forwards a prompt and captures the step; each ``replay()`` after it
@@ -231,47 +229,6 @@ class CUDAGraphAR(Holding, Generating, NotCopied):
             self.cache.reset()
         self._begin(checked)
 
-    def use(self, cache: StaticKVCache) -> CacheBinding:
-        """Works on another cache from now on, and lets go of the one before.
-
-        Where it has the same layout (batch, capacity, dtype, heads), captured graphs are rebound to
-        its buffers; otherwise they are given back and the next prompt captures again, with other
-        static outputs (``token``, ``logits``). What was done and why is returned, kept as
-        ``last_binding`` and logged at INFO. What the cache holds stays: :meth:`capture` continues
-        behind it, and so does ``replay(token)`` where a graph is there. The other cache keeps its
-        contents. To serve several sizes, use :class:`DecodeBuckets`.
-
-        Waits for the launches before, so that nothing here keeps the old cache's memory.
-
-        Raises:
-            ConfigurationError, CacheTypeError: As at construction; nothing was changed.
-            CaptureError: Inside a capture.
-            LifecycleError: The runner is closed.
-        """
-        self._refuse_closed("use()")
-        refuse_inside_capture("use()")
-        self._end_flight()
-        if cache is self.cache:
-            self.last_binding = CacheBinding(BindingRoute.SAME, "it is the runner's cache")
-            return self.last_binding
-        cache = cache_for(self.model, cache, None, None, **self._kind)
-        difference = layout_difference(self.cache, cache)
-        step = self._step if difference is None else self._step_for(cache)
-        self._disarm("the last change of caches failed: capture a prompt")
-        self._generation += 1
-        binding = bind_variants(self._variants, difference, cache)
-        if self._chunks is not None:
-            self._chunks.use(cache, difference)
-        try:
-            self._move_to(cache, step)
-        except BaseException:
-            self._move_to(cache, step)  # an interrupt must not leave two caches in use
-            raise
-        self.rebinds += binding.rebound
-        self.last_binding = binding
-        _log.info("the runner works on another cache: %s", binding)
-        return binding
-
     def replay(self, token: int | torch.Tensor | None = None) -> torch.Tensor:
         """Decodes one token.
 
@@ -356,20 +313,6 @@ class CUDAGraphAR(Holding, Generating, NotCopied):
         self._may_force = can_force
 
     # ---- inside ---------------------------------------------------------------------------------
-
-    def _move_to(self, cache: StaticKVCache, step: DecodeStep) -> None:
-        """Exchanges cache and step for good; may be done twice."""
-        self.cache.unwatch(self)
-        step.use(cache)
-        step.sampler.forget()
-        self._step, self._token = step, step.token
-        self.cache, self._state = cache, cache._state
-        cache.watch(self)
-        self._variants.stale = None
-        self._captured = self._variants.get(step.key)
-        can_continue = self._captured is not None or self._eager_reason() is not None
-        self._disarm("the runner was given another cache: expected a prompt")
-        self._may_force = can_continue and step.has_logits
 
     def _eager_reason(self) -> str | None:
         if os.environ.get("GRAPHCORE_DISABLE") == "1":
