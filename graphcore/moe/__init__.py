@@ -14,6 +14,21 @@ if TYPE_CHECKING:
         Certificate,
         CertificateFlag,
     )
+    from graphcore.moe.coverage import (
+        Coverage,
+        CoverageRecord,
+        CoverageTable,
+        ExpertProduct,
+        NodeList,
+        Uncertified,
+        cover,
+    )
+    from graphcore.moe.graph_uids import (
+        GraphUids,
+    )
+    from graphcore.moe.lookup_key import (
+        LookupKey,
+    )
     from graphcore.moe.manifest import (
         ExpertBank,
         ExpertGroup,
@@ -47,6 +62,11 @@ if TYPE_CHECKING:
         Strategy,
         Way,
     )
+    from graphcore.moe.options import (
+        MoEOptions,
+        OptionSetting,
+        resolve_options,
+    )
     from graphcore.moe.ownership import (
         Admission,
         Lease,
@@ -54,6 +74,19 @@ if TYPE_CHECKING:
         Refusal,
         RefusalReason,
         Transaction,
+    )
+    from graphcore.moe.property_probe import (
+        Probe,
+        Properties,
+        probe,
+    )
+    from graphcore.moe.reverse_map import (
+        ReverseMap,
+        WeightSource,
+    )
+    from graphcore.moe.witnesses import (
+        OwnersMatch,
+        Witnesses,
     )
 
 _names = "graphcore.moe.names"
@@ -63,21 +96,33 @@ _homes = {
     "Bind": _names,
     "Certificate": "graphcore.moe.certificate",
     "CertificateFlag": "graphcore.moe.certificate",
+    "Coverage": "graphcore.moe.coverage",
     "CoverageReason": _names,
+    "CoverageRecord": "graphcore.moe.coverage",
+    "CoverageTable": "graphcore.moe.coverage",
     "ExpertBank": "graphcore.moe.manifest",
     "ExpertGroup": "graphcore.moe.manifest",
+    "ExpertProduct": "graphcore.moe.coverage",
+    "GraphUids": "graphcore.moe.graph_uids",
     "GroupReason": _names,
     "Kind": _names,
     "Layout": _names,
     "Lease": "graphcore.moe.ownership",
     "Location": _names,
+    "LookupKey": "graphcore.moe.lookup_key",
     "Manifest": "graphcore.moe.manifest",
     "ManifestFlag": "graphcore.moe.manifest",
     "ManifestRegistry": "graphcore.moe.manifest_registry",
+    "MoEOptions": "graphcore.moe.options",
     "Namespace": _names,
+    "NodeList": "graphcore.moe.coverage",
+    "OptionSetting": "graphcore.moe.options",
+    "OwnersMatch": "graphcore.moe.witnesses",
     "Ownership": "graphcore.moe.ownership",
     "Phase": _names,
     "PlanOutcome": _names,
+    "Probe": "graphcore.moe.property_probe",
+    "Properties": "graphcore.moe.property_probe",
     "Publication": "graphcore.moe.manifest_registry",
     "PublicationCode": _names,
     "Published": "graphcore.moe.manifest_registry",
@@ -85,12 +130,19 @@ _homes = {
     "RefusalReason": "graphcore.moe.ownership",
     "Rejected": "graphcore.moe.manifest_check",
     "Rejection": _names,
+    "ReverseMap": "graphcore.moe.reverse_map",
     "Role": _names,
     "RowSemantics": _names,
     "Strategy": _names,
     "Transaction": "graphcore.moe.ownership",
+    "Uncertified": "graphcore.moe.coverage",
     "Way": _names,
+    "WeightSource": "graphcore.moe.reverse_map",
+    "Witnesses": "graphcore.moe.witnesses",
+    "cover": "graphcore.moe.coverage",
     "examine": "graphcore.moe.manifest_check",
+    "probe": "graphcore.moe.property_probe",
+    "resolve_options": "graphcore.moe.options",
 }
 
 __all__ = [
@@ -99,21 +151,33 @@ __all__ = [
     "Bind",
     "Certificate",
     "CertificateFlag",
+    "Coverage",
     "CoverageReason",
+    "CoverageRecord",
+    "CoverageTable",
     "ExpertBank",
     "ExpertGroup",
+    "ExpertProduct",
+    "GraphUids",
     "GroupReason",
     "Kind",
     "Layout",
     "Lease",
     "Location",
+    "LookupKey",
     "Manifest",
     "ManifestFlag",
     "ManifestRegistry",
+    "MoEOptions",
     "Namespace",
+    "NodeList",
+    "OptionSetting",
+    "OwnersMatch",
     "Ownership",
     "Phase",
     "PlanOutcome",
+    "Probe",
+    "Properties",
     "Publication",
     "PublicationCode",
     "Published",
@@ -121,12 +185,19 @@ __all__ = [
     "RefusalReason",
     "Rejected",
     "Rejection",
+    "ReverseMap",
     "Role",
     "RowSemantics",
     "Strategy",
     "Transaction",
+    "Uncertified",
     "Way",
+    "WeightSource",
+    "Witnesses",
+    "cover",
     "examine",
+    "probe",
+    "resolve_options",
 ]
 
 

@@ -7,11 +7,11 @@ before anything is launched.
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass, fields
 from enum import IntFlag
 from typing import NamedTuple
 
+from graphcore.moe.digest import number_of
 from graphcore.moe.names import Namespace, RowSemantics
 
 CERTIFICATE_VERSION = 1
@@ -100,8 +100,7 @@ class Certificate:
             for field in fields(self)
             if field.name not in _UIDS
         )
-        digest = hashlib.blake2b(repr(values).encode(), digest_size=8).digest()
-        return int.from_bytes(digest, "little") or 1
+        return number_of(values)
 
 
 _UIDS = frozenset({"source_uid", "graph_uid"})
