@@ -52,7 +52,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             pytest.skip(reason)
 
 
-@pytest.hookimpl(wrapper=True)
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # outermost: waiting is in no test's time limit
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Lets a test marked ``exclusive`` have the device alone among the workers of pytest-xdist."""
     if item.get_closest_marker("gpu") is None or why_no_gpu() is not None:

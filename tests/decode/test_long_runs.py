@@ -15,7 +15,8 @@ from graphcore.driver import Driver
 from graphcore.driver.emulated import EmulatedDriver
 
 PROMPT = 8
-_REPLAYS = {"emulated": 250, "cuda": 10_000}
+_REPLAYS = {"emulated": 100, "cuda": 1_000}
+_ROUNDS = {"emulated": 2, "cuda": 10}
 
 
 def long_model(device: str, tokens: int) -> Any:
@@ -53,15 +54,17 @@ def test_thousands_of_replays_leave_addresses_fingerprint_and_memory_as_they_wer
         total = int(first.sum())
         del first  # what it held is free again
         before = facts_of(runner)
-        runner.cache.reset()
-        runner.capture(prompt)
-        for count in range(1, replays + 1):
-            runner.replay()
-            if count % (replays // 10) == 0:
-                assert runner.cache.seen_tokens == int(runner.position) == PROMPT + count
-        again = runner._step.history
-        assert int(again.sum()) == total
-        assert torch.equal(again[:, :40], kept)
+        for _ in range(_ROUNDS[graphcore_driver.name]):
+            runner.cache.reset()
+            runner.capture(prompt)
+            for count in range(1, replays + 1):
+                runner.replay()
+                if count % (replays // 5) == 0:
+                    assert runner.cache.seen_tokens == int(runner.position) == PROMPT + count
+            again = runner._step.history
+            assert int(again.sum()) == total
+            assert torch.equal(again[:, :40], kept)
+            again.zero_()
         assert facts_of(runner) == before
         # a second prompt reuses the graph, and decodes as eager
         other = make_prompt(5, device=device, seed=3)

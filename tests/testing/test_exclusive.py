@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from graphcore.testing import plugin
 from graphcore.testing.exclusive import device_lock, lock_folder
 
 
@@ -77,3 +78,10 @@ def test_without_other_workers_nothing_is_locked(monkeypatch: pytest.MonkeyPatch
     folder = lock_folder()
     assert folder is not None
     assert folder.name == "graphcore-run7"
+
+
+def test_waiting_for_the_device_is_in_no_tests_time_limit() -> None:
+    # pytest-timeout's clock starts in its own wrapper of this hook, which lies inside of ours
+    options = plugin.pytest_runtest_protocol.pytest_impl  # type: ignore[attr-defined]
+    assert options["wrapper"]
+    assert options["tryfirst"]
