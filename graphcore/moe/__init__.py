@@ -10,6 +10,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from graphcore.moe.capability import (
+        Capability,
+    )
     from graphcore.moe.certificate import (
         Certificate,
         CertificateFlag,
@@ -80,6 +83,19 @@ if TYPE_CHECKING:
         Properties,
         probe,
     )
+    from graphcore.moe.resource_fingerprint import (
+        FingerprintReason,
+        FingerprintRefusal,
+        ResourceFingerprint,
+    )
+    from graphcore.moe.resources import (
+        AuxiliaryResources,
+        BankResources,
+        GroupResources,
+        GroupState,
+        Resources,
+        ResourceState,
+    )
     from graphcore.moe.reverse_map import (
         ReverseMap,
         WeightSource,
@@ -92,8 +108,11 @@ if TYPE_CHECKING:
 _names = "graphcore.moe.names"
 _homes = {
     "Admission": "graphcore.moe.ownership",
+    "AuxiliaryResources": "graphcore.moe.resources",
+    "BankResources": "graphcore.moe.resources",
     "BankStatus": _names,
     "Bind": _names,
+    "Capability": "graphcore.moe.capability",
     "Certificate": "graphcore.moe.certificate",
     "CertificateFlag": "graphcore.moe.certificate",
     "Coverage": "graphcore.moe.coverage",
@@ -103,8 +122,12 @@ _homes = {
     "ExpertBank": "graphcore.moe.manifest",
     "ExpertGroup": "graphcore.moe.manifest",
     "ExpertProduct": "graphcore.moe.coverage",
+    "FingerprintReason": "graphcore.moe.resource_fingerprint",
+    "FingerprintRefusal": "graphcore.moe.resource_fingerprint",
     "GraphUids": "graphcore.moe.graph_uids",
     "GroupReason": _names,
+    "GroupResources": "graphcore.moe.resources",
+    "GroupState": "graphcore.moe.resources",
     "Kind": _names,
     "Layout": _names,
     "Lease": "graphcore.moe.ownership",
@@ -130,6 +153,9 @@ _homes = {
     "RefusalReason": "graphcore.moe.ownership",
     "Rejected": "graphcore.moe.manifest_check",
     "Rejection": _names,
+    "ResourceFingerprint": "graphcore.moe.resource_fingerprint",
+    "ResourceState": "graphcore.moe.resources",
+    "Resources": "graphcore.moe.resources",
     "ReverseMap": "graphcore.moe.reverse_map",
     "Role": _names,
     "RowSemantics": _names,
@@ -147,8 +173,11 @@ _homes = {
 
 __all__ = [
     "Admission",
+    "AuxiliaryResources",
+    "BankResources",
     "BankStatus",
     "Bind",
+    "Capability",
     "Certificate",
     "CertificateFlag",
     "Coverage",
@@ -158,8 +187,12 @@ __all__ = [
     "ExpertBank",
     "ExpertGroup",
     "ExpertProduct",
+    "FingerprintReason",
+    "FingerprintRefusal",
     "GraphUids",
     "GroupReason",
+    "GroupResources",
+    "GroupState",
     "Kind",
     "Layout",
     "Lease",
@@ -185,6 +218,9 @@ __all__ = [
     "RefusalReason",
     "Rejected",
     "Rejection",
+    "ResourceFingerprint",
+    "ResourceState",
+    "Resources",
     "ReverseMap",
     "Role",
     "RowSemantics",
