@@ -17,6 +17,10 @@ if TYPE_CHECKING:
         Certificate,
         CertificateFlag,
     )
+    from graphcore.moe.counters import (
+        MoECounters,
+        MoECounting,
+    )
     from graphcore.moe.coverage import (
         Coverage,
         CoverageRecord,
@@ -26,8 +30,17 @@ if TYPE_CHECKING:
         Uncertified,
         cover,
     )
+    from graphcore.moe.expert_plan import (
+        ExpertPlan,
+        PlanSubject,
+        make_plan,
+    )
     from graphcore.moe.graph_uids import (
         GraphUids,
+    )
+    from graphcore.moe.group_plan import (
+        GroupPlan,
+        GroupSighting,
     )
     from graphcore.moe.lookup_key import (
         LookupKey,
@@ -78,6 +91,9 @@ if TYPE_CHECKING:
         RefusalReason,
         Transaction,
     )
+    from graphcore.moe.plan_binding import (
+        Binding,
+    )
     from graphcore.moe.property_probe import (
         Probe,
         Properties,
@@ -100,6 +116,10 @@ if TYPE_CHECKING:
         ReverseMap,
         WeightSource,
     )
+    from graphcore.moe.route_witness import (
+        Reader,
+        RouteWitness,
+    )
     from graphcore.moe.witnesses import (
         OwnersMatch,
         Witnesses,
@@ -112,6 +132,7 @@ _homes = {
     "BankResources": "graphcore.moe.resources",
     "BankStatus": _names,
     "Bind": _names,
+    "Binding": "graphcore.moe.plan_binding",
     "Capability": "graphcore.moe.capability",
     "Certificate": "graphcore.moe.certificate",
     "CertificateFlag": "graphcore.moe.certificate",
@@ -121,12 +142,15 @@ _homes = {
     "CoverageTable": "graphcore.moe.coverage",
     "ExpertBank": "graphcore.moe.manifest",
     "ExpertGroup": "graphcore.moe.manifest",
+    "ExpertPlan": "graphcore.moe.expert_plan",
     "ExpertProduct": "graphcore.moe.coverage",
     "FingerprintReason": "graphcore.moe.resource_fingerprint",
     "FingerprintRefusal": "graphcore.moe.resource_fingerprint",
     "GraphUids": "graphcore.moe.graph_uids",
+    "GroupPlan": "graphcore.moe.group_plan",
     "GroupReason": _names,
     "GroupResources": "graphcore.moe.resources",
+    "GroupSighting": "graphcore.moe.group_plan",
     "GroupState": "graphcore.moe.resources",
     "Kind": _names,
     "Layout": _names,
@@ -136,6 +160,8 @@ _homes = {
     "Manifest": "graphcore.moe.manifest",
     "ManifestFlag": "graphcore.moe.manifest",
     "ManifestRegistry": "graphcore.moe.manifest_registry",
+    "MoECounters": "graphcore.moe.counters",
+    "MoECounting": "graphcore.moe.counters",
     "MoEOptions": "graphcore.moe.options",
     "Namespace": _names,
     "NodeList": "graphcore.moe.coverage",
@@ -144,11 +170,13 @@ _homes = {
     "Ownership": "graphcore.moe.ownership",
     "Phase": _names,
     "PlanOutcome": _names,
+    "PlanSubject": "graphcore.moe.expert_plan",
     "Probe": "graphcore.moe.property_probe",
     "Properties": "graphcore.moe.property_probe",
     "Publication": "graphcore.moe.manifest_registry",
     "PublicationCode": _names,
     "Published": "graphcore.moe.manifest_registry",
+    "Reader": "graphcore.moe.route_witness",
     "Refusal": "graphcore.moe.ownership",
     "RefusalReason": "graphcore.moe.ownership",
     "Rejected": "graphcore.moe.manifest_check",
@@ -158,6 +186,7 @@ _homes = {
     "Resources": "graphcore.moe.resources",
     "ReverseMap": "graphcore.moe.reverse_map",
     "Role": _names,
+    "RouteWitness": "graphcore.moe.route_witness",
     "RowSemantics": _names,
     "Strategy": _names,
     "Transaction": "graphcore.moe.ownership",
@@ -167,6 +196,7 @@ _homes = {
     "Witnesses": "graphcore.moe.witnesses",
     "cover": "graphcore.moe.coverage",
     "examine": "graphcore.moe.manifest_check",
+    "make_plan": "graphcore.moe.expert_plan",
     "probe": "graphcore.moe.property_probe",
     "resolve_options": "graphcore.moe.options",
 }
@@ -177,6 +207,7 @@ __all__ = [
     "BankResources",
     "BankStatus",
     "Bind",
+    "Binding",
     "Capability",
     "Certificate",
     "CertificateFlag",
@@ -186,12 +217,15 @@ __all__ = [
     "CoverageTable",
     "ExpertBank",
     "ExpertGroup",
+    "ExpertPlan",
     "ExpertProduct",
     "FingerprintReason",
     "FingerprintRefusal",
     "GraphUids",
+    "GroupPlan",
     "GroupReason",
     "GroupResources",
+    "GroupSighting",
     "GroupState",
     "Kind",
     "Layout",
@@ -201,6 +235,8 @@ __all__ = [
     "Manifest",
     "ManifestFlag",
     "ManifestRegistry",
+    "MoECounters",
+    "MoECounting",
     "MoEOptions",
     "Namespace",
     "NodeList",
@@ -209,11 +245,13 @@ __all__ = [
     "Ownership",
     "Phase",
     "PlanOutcome",
+    "PlanSubject",
     "Probe",
     "Properties",
     "Publication",
     "PublicationCode",
     "Published",
+    "Reader",
     "Refusal",
     "RefusalReason",
     "Rejected",
@@ -223,6 +261,7 @@ __all__ = [
     "Resources",
     "ReverseMap",
     "Role",
+    "RouteWitness",
     "RowSemantics",
     "Strategy",
     "Transaction",
@@ -232,6 +271,7 @@ __all__ = [
     "Witnesses",
     "cover",
     "examine",
+    "make_plan",
     "probe",
     "resolve_options",
 ]

@@ -1,0 +1,95 @@
+"""MoECounters: what expert caching did, as numbers that add up."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, fields
+
+from graphcore.errors import ConfigurationError
+
+
+@dataclass(frozen=True, slots=True)
+class MoECounters:
+    """What was done since the start.
+
+    ``plan_calls == plan_compiles + plan_reuses + plan_unavailable + prepare_error``;
+    ``calls == direct + staged + captures + replays + updates + reinstantiations + declined +
+    failed``.
+
+    Args:
+        plan_calls: Plans asked for.
+        plan_compiles: Plans made.
+        plan_reuses: Plans used again.
+        plan_unavailable: Plans that were not to be had: a manifest was being replaced.
+        prepare_error: Plans that could not be made because of an error.
+        calls: Steps.
+        direct: Steps without a graph that were not refused one.
+        staged: Steps through scratch memory that were not refused a graph.
+        captures: Steps that captured and instantiated.
+        replays: Steps that launched what was captured.
+        updates: Steps that updated an executable.
+        reinstantiations: Steps whose update the driver refused.
+        declined: Steps that were refused a graph and ran without.
+        failed: Steps that raised.
+        required_unsupported: Of those, required work that was refused.
+        fallback: Steps that ran staged because slots did not serve them.
+        rollback: Steps whose admissions were undone.
+        finish_error: Steps that failed after their work had begun.
+        strategy_switches: Times that a group changed between direct and staged.
+        ready: Groups that were ready to run grouped.
+        completed: Groups that ran grouped to their end.
+        admitted_banks: Rows of banks that were copied into slots.
+        copied_bytes: Bytes of those.
+    """
+
+    plan_calls: int = 0
+    plan_compiles: int = 0
+    plan_reuses: int = 0
+    plan_unavailable: int = 0
+    prepare_error: int = 0
+    calls: int = 0
+    direct: int = 0
+    staged: int = 0
+    captures: int = 0
+    replays: int = 0
+    updates: int = 0
+    reinstantiations: int = 0
+    declined: int = 0
+    failed: int = 0
+    required_unsupported: int = 0
+    fallback: int = 0
+    rollback: int = 0
+    finish_error: int = 0
+    strategy_switches: int = 0
+    ready: int = 0
+    completed: int = 0
+    admitted_banks: int = 0
+    copied_bytes: int = 0
+
+
+_NAMES = frozenset(field.name for field in fields(MoECounters))
+
+
+class MoECounting:
+    """The numbers while they grow; safe for threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._numbers = dict.fromkeys(_NAMES, 0)
+
+    def add(self, *names: str, count: int = 1) -> None:
+        """Adds ``count`` to each of ``names``, all or none.
+
+        Raises:
+            ConfigurationError: A name that no counter has.
+        """
+        unknown = sorted(set(names) - _NAMES)
+        if unknown:
+            raise ConfigurationError(f"names: expected counters, got {unknown}")
+        with self._lock:
+            self._numbers.update({name: self._numbers[name] + count for name in names})
+
+    def snapshot(self) -> MoECounters:
+        """The numbers of now, together."""
+        with self._lock:
+            return MoECounters(**self._numbers)
