@@ -5,8 +5,22 @@ Importing this loads no NumPy, torch, CuPy or CUDA library; kernels are compiled
 
 # bound here and now: a module of the package has the kernel's name, and whoever imported that
 # module first would otherwise get the module in place of the kernel
+from graphcore_kernels._gemm_faults import Fault as Fault
+from graphcore_kernels._gemm_faults import GemmFault as GemmFault
+from graphcore_kernels._gemm_faults import read_fault as read_fault
 from graphcore_kernels.copy_plan import CopyClass as CopyClass
+from graphcore_kernels.moe_grouped_gemm import GroupedGemmPlan as GroupedGemmPlan
+from graphcore_kernels.moe_grouped_gemm import moe_grouped_gemm as moe_grouped_gemm
 from graphcore_kernels.strided_copy import CopyPlan as CopyPlan
 from graphcore_kernels.strided_copy import strided_copy as strided_copy
 
-__all__ = ["CopyClass", "CopyPlan", "strided_copy"]
+__all__ = [
+    "CopyClass",
+    "CopyPlan",
+    "Fault",
+    "GemmFault",
+    "GroupedGemmPlan",
+    "moe_grouped_gemm",
+    "read_fault",
+    "strided_copy",
+]

@@ -10,15 +10,18 @@ driver's memory.
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from graphcore.driver import LEGACY_STREAM, Driver, Stream, active, stream_handle
 from graphcore.driver.kept import kept_driver
-from graphcore.driver.records import CaptureState, StreamHandle
+from graphcore.driver.records import CaptureState, DeviceInfo, StreamHandle
 from graphcore.errors import ConfigurationError
 from graphcore.resources.tensors import TensorRef, is_tensor
+
+_facts: weakref.WeakKeyDictionary[Driver, DeviceInfo] = weakref.WeakKeyDictionary()
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,24 +56,33 @@ class Place:
         return self.driver.capture_status(self.stream).state is CaptureState.ACTIVE
 
 
-def choose_place(stream: Any, operands: Sequence[Operand]) -> Place:
+def device_facts(driver: Driver) -> DeviceInfo:
+    """What the driver's device is, asked once."""
+    facts = _facts.get(driver)
+    if facts is None:
+        facts = _facts[driver] = driver.device_info()
+    return facts
+
+
+def choose_place(stream: Any, operands: Sequence[Operand], chosen: Driver | None = None) -> Place:
     """Where work on ``operands``, which lie on one device, runs.
 
     Args:
         stream: Anything that is a stream, or None.
         operands: The tensors, at least one.
+        chosen: The driver, where the caller names it; a stream's and a capture's come before it.
 
     Raises:
         CacheTypeError: ``stream`` is no stream.
         ConfigurationError: The stream, or the capture under way, is another device's.
     """
     if stream is not None:
-        driver = stream.driver if isinstance(stream, Stream) else choose_driver(operands)
+        driver = stream.driver if isinstance(stream, Stream) else choose_driver(operands, chosen)
         _check_home("stream", driver, operands[0])
         return Place(driver, stream_handle(stream))
     capture = active.current()
     if capture is None:
-        driver = choose_driver(operands)
+        driver = choose_driver(operands, chosen)
         streams = _library_streams(driver, operands)
         return Place(driver, next(streams, LEGACY_STREAM))
     assert isinstance(capture.driver, Driver)
@@ -82,12 +94,20 @@ def choose_place(stream: Any, operands: Sequence[Operand]) -> Place:
     return Place(capture.driver, capture.stream)
 
 
-def choose_driver(operands: Sequence[Operand]) -> Driver:
+def choose_driver(operands: Sequence[Operand], chosen: Driver | None = None) -> Driver:
     """The driver of the capture under way or of the operands, else the one kept for their device.
 
+    Args:
+        operands: The tensors, at least one.
+        chosen: The driver, where the caller names it.
+
     Raises:
+        ConfigurationError: ``chosen`` is another device's.
         DriverUnavailable: It cannot be opened.
     """
+    if chosen is not None:
+        _check_home("driver", chosen, operands[0])
+        return chosen
     capture = active.current()
     candidates = [capture.driver] if capture else []
     candidates += [getattr(operand.obj, "driver", None) for operand in operands]

@@ -6,7 +6,6 @@ is remembered by shapes, strides and alignment (copy_plan.py).
 
 from __future__ import annotations
 
-import weakref
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -16,7 +15,7 @@ from graphcore.driver.records import LaunchConfig
 from graphcore.errors import ConfigurationError
 from graphcore.resources.overlap import overlap
 from graphcore.resources.tensors import TensorRef, describe
-from graphcore_kernels._drivers import Operand, choose_driver, choose_place
+from graphcore_kernels._drivers import Operand, choose_driver, choose_place, device_facts
 from graphcore_kernels._module import load, load_through_cupy, read_source
 from graphcore_kernels.copy_plan import (
     WIDEST_WORD,
@@ -38,7 +37,6 @@ _BLOCKS = {
     CopyClass.GENERAL: 8,
 }
 _ITEMSIZES = (1, 2, 4, 8, 16)
-_multiprocessors: weakref.WeakKeyDictionary[Driver, int] = weakref.WeakKeyDictionary()
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +63,7 @@ class CopyPlan:
 
     def config(self, driver: Driver) -> LaunchConfig:
         """The launch shape on the driver's device: it depends on the class only."""
-        blocks = _BLOCKS[self.copy_class] * _multiprocessors_of(driver)
+        blocks = _BLOCKS[self.copy_class] * device_facts(driver).multiprocessors
         return LaunchConfig((blocks, 1, 1), (_THREADS, 1, 1))
 
     def launch(self, stream: Any = None) -> None:
@@ -204,10 +202,3 @@ def _check_apart(dst: TensorRef, src: TensorRef) -> None:
             f"strides {dst.strides}), got memory that shares bytes with it (at {src.address:#x}, "
             f"shape {src.shape}, strides {src.strides})"
         )
-
-
-def _multiprocessors_of(driver: Driver) -> int:
-    count = _multiprocessors.get(driver)
-    if count is None:
-        count = _multiprocessors[driver] = driver.device_info().multiprocessors
-    return count

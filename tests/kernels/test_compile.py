@@ -5,6 +5,12 @@ from __future__ import annotations
 import re
 
 import pytest
+from graphcore_kernels._gemm_forms import (
+    ARITHMETIC,
+    combine_kernel,
+    forms_of,
+    product_kernel,
+)
 from graphcore_kernels._module import read_source
 from graphcore_kernels.copy_plan import CopyClass, CopyForm, CopyLayout
 from graphcore_kernels.decode_loop import begin_decode_loop, end_decode_step
@@ -136,3 +142,72 @@ def test_kernels_of_the_same_kind_are_one_object_with_the_sources_names():
         assert kernel is copy_kernel(form, 4, 64)
         assert kernel.name in NAMES
         assert kernel.loader is not None
+
+
+# those of every decode step and of long prompts; the rest are the slow test's
+HOT_GEMMS = [("bf16", "nk", "narrow"), ("bf16", "nk", "tile128")]
+OTHER_GEMMS = [
+    (arithmetic, layout, form)
+    for arithmetic in ARITHMETIC
+    for layout in ("nk", "kn")
+    for form in forms_of(arithmetic, layout)
+    if (arithmetic, layout, form) not in HOT_GEMMS
+]
+
+
+def check_gemm(nvrtc, architecture, arithmetic, layout, form) -> None:
+    kernel = product_kernel(arithmetic, layout, forms_of(arithmetic, layout)[form])
+    options = (f"-arch={architecture}", "-Xptxas=-v")
+    code, cubin, log = compile_source(nvrtc, kernel.source, *options)
+    assert code == 0, log
+    assert "warning" not in log
+    assert kernel.name.encode() + b"\0" in cubin
+    usage = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+)", log)
+    assert usage == [("0", "0", "0")]
+
+
+@pytest.mark.parametrize("kind", [pytest.param(kind, id="-".join(kind)) for kind in HOT_GEMMS])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_the_hot_grouped_products_compile_without_a_spill(nvrtc, architecture, kind):
+    check_gemm(nvrtc, architecture, *kind)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [pytest.param(kind, id="-".join(kind)) for kind in OTHER_GEMMS])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_every_grouped_product_compiles_without_a_spill(nvrtc, architecture, kind):
+    check_gemm(nvrtc, architecture, *kind)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("element", ["bf16", "f16", "ieee"])
+def test_combining_compiles_without_a_spill(nvrtc, architecture, element):
+    kernel = combine_kernel(element)
+    options = (f"-arch={architecture}", "-Xptxas=-v")
+    code, cubin, log = compile_source(nvrtc, kernel.source, *options)
+    assert code == 0, log
+    assert "warning" not in log
+    assert kernel.name.encode() + b"\0" in cubin
+    assert ", 0 bytes spill stores" in log
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [product_kernel("bf16", "nk", forms_of("bf16", "nk")["narrow"]), combine_kernel("bf16")],
+    ids=["product", "combine"],
+)
+def test_the_grouped_product_has_the_parameters_that_its_signature_says(nvrtc, kernel):
+    code, ptx, log = compile_source(nvrtc, kernel.source, "-arch=compute_90")
+    assert code == 0, log
+    entries = dict(re.findall(r"\.entry (\w+)\((.*?)\)", ptx.decode(), re.DOTALL))
+    sizes = [parameter_size(text) for text in entries[kernel.name].split(",")]
+    assert sizes == [parameter.size for parameter in kernel.parameters]
+
+
+def test_grouped_products_of_the_same_kind_are_one_object():
+    form = forms_of("tf32", "kn")["wide"]
+    assert product_kernel("tf32", "kn", form) is product_kernel("tf32", "kn", form)
+    assert combine_kernel("tf32") is combine_kernel("ieee")
+    names = {product_kernel(a, n, f).name for a in ARITHMETIC for n in ("nk", "kn")
+             for f in forms_of(a, n).values()}  # fmt: skip
+    assert len(names) == len(HOT_GEMMS) + len(OTHER_GEMMS)

@@ -1,0 +1,180 @@
+"""The forms of the grouped product: which kernel there is, which one suits, and how it is launched.
+
+Pure. Everything here depends on capacities and the device alone: a captured launch stays right
+whatever counts, offsets and slots say when it is replayed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal
+
+from graphcore.driver import Kernel, kernel
+from graphcore.driver.records import LaunchConfig
+from graphcore_kernels._module import load_through_cupy, read_source
+from graphcore_kernels.moe_grouped_gemm_reference import combine_reference, product_reference
+
+Layout = Literal["nk", "kn"]
+
+THREADS = 256
+CHUNK_BYTES = 16
+"""What memory moves in: rows of x and of the weights begin and end at multiples of it."""
+MOST_EXPERTS = 512
+PLACES_HEADER = 4
+_RING_BYTES = 96 * 1024
+_WARPS = THREADS // 32
+
+ARITHMETIC = ("bf16", "f16", "ieee", "tf32x3", "tf32")
+"""By number, as the source has them: an element type, or a precision of F32."""
+ITEMSIZES = {"bf16": 2, "f16": 2, "ieee": 4, "tf32x3": 4, "tf32": 4}
+ACTIVATIONS = {None: 0, "concat": 1, "interleaved": 2}
+"""By number: none, SwiGLU of gate and up one after the other, or in turn."""
+
+_SIGNATURE = (
+    "const void* x, const void* weights, const i32* offsets, const i32* slots, const i32* gather, "
+    "const f32* scale, const i32* scatter, void* out, i32* places, i32* error, i64 x_stride, "
+    "i64 slot_stride, i64 weight_stride, i64 out_stride, i32 x_rows, i32 rows, i32 experts, "
+    "i32 n_slots, i32 columns, i32 depth, i32 routes, i32 activation"
+)
+_COMBINE_SIGNATURE = (
+    "const f32* products, const i32* places, const i32* scatter, const i32* offsets, void* out, "
+    "i32* error, i64 out_stride, i32 tokens, i32 choices, i32 columns, i32 experts"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """One way to do the product.
+
+    Args:
+        name: Of the form.
+        columns: Of the weights, that a task takes.
+        tokens: The most rows that a pass over the weights takes.
+        is_stream: Whether a task takes all rows of an expert, pass after pass.
+        blocks: That a multiprocessor holds at once.
+    """
+
+    name: str
+    columns: int
+    tokens: int
+    is_stream: bool
+    blocks: int
+
+    def tasks(self, rows: int, experts: int, columns: int) -> int:
+        """The most tasks that ``rows`` rows of ``experts`` experts can make."""
+        most = min(rows, experts) + (0 if self.is_stream else rows // self.tokens)
+        return most * -(-columns // self.columns)
+
+    def config(self, rows: int, experts: int, columns: int, multiprocessors: int) -> LaunchConfig:
+        """The launch shape: as many blocks as are resident, fewer where there is less to do."""
+        blocks = min(self.blocks * multiprocessors, self.tasks(rows, experts, columns))
+        shared = _RING_BYTES + 4 * (_WARPS + experts + 1)
+        return LaunchConfig((blocks, 1, 1), (THREADS, 1, 1), shared)
+
+
+NARROW = Form("narrow", 16, 16, is_stream=True, blocks=2)
+WIDE = Form("wide", 64, 32, is_stream=True, blocks=1)
+WIDE_16 = Form("wide", 64, 16, is_stream=True, blocks=1)
+TILE_64 = Form("tile64", 128, 64, is_stream=False, blocks=1)
+TILE_128 = Form("tile128", 128, 128, is_stream=False, blocks=1)
+# rows for each expert that has any, up to which a form is chosen
+_NARROW_ROWS, _WIDE_ROWS, _TILE_64_ROWS = 4, 32, 96
+
+
+def forms_of(arithmetic: str, layout: Layout) -> dict[str, Form]:
+    """The forms by name; F32 in more than one product per element leaves less room for sums."""
+    has_room = arithmetic not in {"ieee", "tf32x3"}
+    forms = [WIDE if has_room else WIDE_16, TILE_64]
+    if layout == "nk":
+        forms.insert(0, NARROW)
+    if arithmetic != "tf32x3":
+        forms.append(TILE_128)
+    return {form.name: form for form in forms}
+
+
+def choose_form(rows: int, experts: int, arithmetic: str, layout: Layout) -> Form:
+    """The form for ``rows`` rows at most, shared by ``experts`` experts."""
+    forms = forms_of(arithmetic, layout)
+    each = rows / max(1, min(rows, experts))
+    if each <= _NARROW_ROWS and "narrow" in forms:
+        return forms["narrow"]
+    if each <= _WIDE_ROWS:
+        return forms["wide"]
+    if each <= _TILE_64_ROWS or "tile128" not in forms:
+        return forms["tile64"]
+    return forms["tile128"]
+
+
+def combine_config(tokens: int, columns: int, multiprocessors: int) -> LaunchConfig:
+    """The launch shape of the kernel that adds the rows of each token: four columns a thread."""
+    blocks = min(8 * multiprocessors, -(-tokens * columns // (4 * THREADS)))
+    return LaunchConfig((blocks, 1, 1), (THREADS, 1, 1))
+
+
+def places_bytes(rows: int) -> int:
+    """Of the table that says where each route's product lies; the products come behind it."""
+    return -(-4 * (PLACES_HEADER + rows) // 256) * 256
+
+
+@cache
+def product_source(arithmetic: str, layout: Layout, form: Form) -> str:
+    """The source of one kernel: what was chosen, and the text that all share."""
+    chosen = {
+        "NAME": product_name(arithmetic, layout, form),
+        "PRECISION": ARITHMETIC.index(arithmetic),
+        "KN": int(layout == "kn"),
+        "TILES": 1 if form.columns == NARROW.columns else 4,
+        "TOKENS": form.tokens,
+        "BLOCKS": form.blocks,
+    }
+    way = "gemm_stream" if form.is_stream else "gemm_tile"
+    parts = ("tensor_cores", "grouped_rows", "gemm_sums", way, "moe_grouped_gemm")
+    return _define(chosen) + _sources(*parts)
+
+
+@cache
+def combine_source(element: str) -> str:
+    """The source of the kernel that adds the rows of each token."""
+    chosen = {"NAME": f"moe_combine_{element}", "PRECISION": ARITHMETIC.index(element)}
+    return _define(chosen) + _sources("tensor_cores", "grouped_rows", "moe_combine")
+
+
+def product_name(arithmetic: str, layout: Layout, form: Form) -> str:
+    return f"moe_grouped_gemm_{arithmetic}_{layout}_{form.name}"
+
+
+@cache
+def product_kernel(arithmetic: str, layout: Layout, form: Form) -> Kernel:
+    """The kernel of one form; one object each."""
+    return kernel(
+        product_name(arithmetic, layout, form),
+        _SIGNATURE,
+        product_source(arithmetic, layout, form),
+        product_reference(arithmetic, is_kn=layout == "kn"),
+        loader=load_through_cupy,
+    )
+
+
+def combine_kernel(arithmetic: str) -> Kernel:
+    """The kernel that adds the rows of each token; one object for each element type."""
+    return _combine_kernel(arithmetic if ITEMSIZES[arithmetic] == 2 else "ieee")
+
+
+@cache
+def _combine_kernel(element: str) -> Kernel:
+    return kernel(
+        f"moe_combine_{element}",
+        _COMBINE_SIGNATURE,
+        combine_source(element),
+        combine_reference(element),
+        loader=load_through_cupy,
+    )
+
+
+def _define(chosen: dict[str, object]) -> str:
+    return "".join(f"#define GEMM_{name} {value}\n" for name, value in chosen.items())
+
+
+def _sources(*names: str) -> str:
+    return "\n".join(read_source(f"{name}.cu") for name in names)

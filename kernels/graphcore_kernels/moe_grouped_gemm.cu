@@ -1,0 +1,31 @@
+// moe_grouped_gemm: rows of x times the weights of their expert, for all experts in one launch.
+//
+// Weights are the 16-row side of every product of the tensor cores, tokens its 8 columns. A lane
+// (g = lane / 4, t = lane % 4) reads chunks of 16 bytes along the depth, of weights and tokens
+// alike: which numbers of the depth meet in one instruction is free as long as both sides agree, so
+// a chunk is a fragment as it is. The order of additions depends on depth and form only: a row's
+// bits depend neither on its neighbours nor on where its expert lies.
+//
+// The host defines GEMM_NAME, GEMM_PRECISION (0 bf16, 1 f16, 2 ieee, 3 tf32x3, 4 tf32), GEMM_KN
+// (weights [K, N]; else [N, K]), GEMM_TILES (16-row tiles of a warp, 1 or 4), GEMM_TOKENS (most
+// rows of a pass) and GEMM_BLOCKS (of a multiprocessor), and puts before this text tensor_cores,
+// grouped_rows, gemm_sums, and gemm_stream or gemm_tile, which say how a task is done.
+
+// Shared memory: the ring, a word for each warp, experts + 1 words. Strides count elements.
+extern "C" __global__ void __launch_bounds__(THREADS, GEMM_BLOCKS) GEMM_NAME(
+    const void* x, const void* weights, const int* offsets, const int* slots, const int* gather,
+    const float* scale, const int* scatter, void* out, int* places, int* error, i64 x_stride,
+    i64 slot_stride, i64 weight_stride, i64 out_stride, int x_rows, int rows, int experts,
+    int n_slots, int columns, int depth, int routes, int activation) {
+    const Problem p{static_cast<const char*>(x), static_cast<const char*>(weights), offsets, slots,
+                    gather, scale, scatter, out, places, error, x_stride * ELEMENT,
+                    slot_stride * ELEMENT, weight_stride * ELEMENT, out_stride, x_rows, rows,
+                    experts, n_slots, columns, depth, routes, activation};
+    int* const sums = reinterpret_cast<int*>(shared_memory + RING_CHUNKS);
+    const int width = activation == NONE ? WIDTH : WIDTH / 2;
+    Tasks<TASK_ROWS> tasks{sums + WARPS, round_up_division(out_columns(p), width), false};
+    tasks.plan(p, sums);
+    const int count = tasks.count(p);
+#pragma unroll 1
+    for (int n = blockIdx.x; n < count; n += gridDim.x) do_task(p, tasks.find(p, n));
+}

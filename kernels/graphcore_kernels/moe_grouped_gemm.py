@@ -1,0 +1,345 @@
+"""``moe_grouped_gemm``: the launcher of the grouped product. It checks, chooses and launches.
+
+A product is checked whole before anything is launched; one that raises has written nothing. Counts,
+offsets and slots stay on the device: launch shapes depend on capacities alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from graphcore.driver import LEGACY_STREAM, Driver, Kernel, active
+from graphcore.driver.records import CaptureState, LaunchConfig
+from graphcore.errors import CaptureError, ConfigurationError
+from graphcore.resources.buffer import Buffer
+from graphcore.resources.tensors import TensorRef, describe
+from graphcore_kernels._drivers import Operand, Place, choose_place, device_facts
+from graphcore_kernels._gemm_faults import GemmFault, read_fault
+from graphcore_kernels._gemm_forms import (
+    Form,
+    choose_form,
+    combine_config,
+    combine_kernel,
+    forms_of,
+    places_bytes,
+    product_kernel,
+)
+from graphcore_kernels._gemm_operands import (
+    WRITTEN,
+    Choices,
+    Sizes,
+    check_written,
+    measure,
+    workspace_bytes,
+)
+from graphcore_kernels._module import load
+
+_OLDEST = (8, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class GemmLaunch:
+    """One kernel of a product: what a graph has as a node."""
+
+    kernel: Kernel
+    config: LaunchConfig
+    arguments: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedGemmPlan:
+    """One product, checked and chosen; launch it as often as wanted.
+
+    Args:
+        operands: By name; the plan keeps them alive. ``out``, ``workspace`` and ``error`` are here
+            also where the plan allocated them.
+        sizes: What was measured.
+        form: How it is done.
+        launches: The kernels, in order: the product, then the one that combines. None where there
+            are no rows.
+        driver: Where it runs, unless the stream or a capture says another of the same device.
+    """
+
+    operands: Mapping[str, Operand]
+    sizes: Sizes
+    form: Form
+    launches: tuple[GemmLaunch, ...]
+    driver: Driver
+
+    @property
+    def out(self) -> Any:
+        return self.operands["out"].obj
+
+    @property
+    def error(self) -> Any:
+        return self.operands["error"].obj
+
+    def launch(self, stream: Any = None) -> None:
+        """Computes on ``stream``, or adds its kernel nodes where that captures.
+
+        Nothing is allocated or synchronised. The graph of a capture that graphcore has under way
+        keeps all operands alive.
+
+        Args:
+            stream: Anything that is a stream; None as for :func:`moe_grouped_gemm`.
+
+        Raises:
+            CacheTypeError: ``stream`` is no stream.
+            ConfigurationError: The stream, or the capture under way, is another device's.
+            CudaError: The driver refused a launch.
+        """
+        if not self.launches:
+            return
+        place = choose_place(stream, tuple(self.operands.values()), self.driver)
+        for each in self.launches:
+            function = load(place.driver, each.kernel)
+            place.driver.launch(function, each.config, each.arguments, place.stream)
+        if place.is_captured:
+            for name, operand in self.operands.items():
+                active.keep(operand.owner, f"moe_grouped_gemm {name}")
+
+    def read_fault(self) -> GemmFault | None:
+        """What the error word says after all work; it is not cleared. Not inside a capture."""
+        address = self.operands["error"].ref.address
+        return read_fault(int.from_bytes(self.driver.read(address, 4), "little"))
+
+
+class MoeGroupedGemm:
+    """The callable behind :data:`moe_grouped_gemm`; it holds nothing."""
+
+    workspace_bytes = staticmethod(workspace_bytes)
+    """``workspace_bytes(rows, columns)``: what combining ``rows`` rows of ``columns`` columns of
+    out needs; without ``scatter`` no workspace is needed."""
+
+    def __call__(  # noqa: PLR0913  (each is a choice of its own)
+        self,
+        x: Any,
+        weights: Any,
+        offsets: Any,
+        slots: Any = None,
+        out: Any = None,
+        *,
+        gather: Any = None,
+        scale: Any = None,
+        scatter: Any = None,
+        activation: str | None = None,
+        gate_up: str = "concat",
+        layout: str = "nk",
+        precision: str = "ieee",
+        workspace: Any = None,
+        error: Any = None,
+        form: str | None = None,
+        stream: Any = None,
+        driver: Driver | None = None,
+    ) -> Any:
+        """Multiplies rows of ``x`` by the weights of their expert, all experts in one launch.
+
+        Expert e has rows offsets[e] to offsets[e + 1] of the product and its weights in row
+        slots[e] of the bank. Both tables are read on the device when the kernel runs, so that a
+        captured launch follows whatever they then say. A row's bits depend on the row, its weights
+        and the form alone: neither on its neighbours nor on where its expert lies.
+
+        What the device finds wrong goes to ``error``, never to an illegal access: a row that cannot
+        be computed (expert without a slot, or its row of ``x`` outside) is zero; with bad offsets
+        all are. Rows outside offsets[0] to offsets[E] are left as they were.
+
+        Args:
+            x: [x_rows, K] bfloat16, float16 or float32.
+            weights: [n_slots, N, K], or [n_slots, K, N] in layout "kn"; of x's type.
+            offsets: int32 [E + 1], ascending, at most 512 experts. The last may be below the
+                capacity in rows.
+            slots: int32 [E], or None where expert e lies in row e.
+            out: [rows, N] of x's type, or [rows, N / 2] after an activation; with ``scatter``
+                [tokens, ...]. None allocates it (as many tokens as x has rows).
+            gather: int32 [rows]: the row of x for each row of the product. None: the same row.
+                Its length, else x's, is the capacity in rows.
+            scale: float32 [rows]: a factor for each row of the product, after the activation.
+            scatter: int32 [rows]: the route of each row, which is token * choices + choice; every
+                route at most once. Then out[token] is the sum of its choices' rows, in their
+                order, in F32, without atomics; a route that no row has adds nothing.
+                choices = rows / tokens.
+            activation: "swiglu": silu(gate) * up; the weights hold both, N = 2 * inner.
+            gate_up: "concat" (all of gate, then all of up) or "interleaved" (in turn).
+            layout: "nk" or "kn".
+            precision: Of float32: "ieee" (F32 arithmetic), "tf32x3" (three products of TF32 on
+                the tensor cores, error about that of F32; infinities become NaN) or "tf32".
+                Sums are F32 everywhere.
+            workspace: At least ``workspace_bytes(rows, columns of out)`` bytes, of any type, with
+                any contents; needed with ``scatter`` only. None allocates it.
+            error: int32 [1], raised by the device to expert * 256 + fault (GemmFault) where that
+                is greater, and never cleared. None allocates it.
+            form: "narrow", "wide", "tile64" or "tile128" instead of what suits the capacities.
+            stream: Anything that is a stream. None: the capture under way on this thread, else
+                torch's or CuPy's current stream where the tensors are theirs, else the legacy one.
+            driver: The driver to launch through. None: the stream's, the capture's or the device's.
+
+        Returns:
+            ``out``.
+
+        Raises:
+            CacheTypeError: An operand is no tensor, or ``stream`` no stream.
+            CapacityError: The workspace is too small.
+            CaptureError: Inside a capture ``out``, ``error`` or a needed ``workspace`` is None.
+            ConfigurationError: Shapes, element types, strides, alignment (rows of x and weights at
+                multiples of 16 bytes), devices or choices do not fit, or out, workspace or error
+                shares memory with another operand.
+            CudaError: The driver refused a launch.
+        """
+        made = self.plan(
+            x, weights, offsets, slots, out, gather=gather, scale=scale, scatter=scatter,
+            activation=activation, gate_up=gate_up, layout=layout, precision=precision,
+            workspace=workspace, error=error, form=form, stream=stream, driver=driver,
+        )  # fmt: skip
+        made.launch(stream)
+        return made.out
+
+    def plan(  # noqa: PLR0913  (each is a choice of its own)
+        self,
+        x: Any,
+        weights: Any,
+        offsets: Any,
+        slots: Any = None,
+        out: Any = None,
+        *,
+        gather: Any = None,
+        scale: Any = None,
+        scatter: Any = None,
+        activation: str | None = None,
+        gate_up: str = "concat",
+        layout: str = "nk",
+        precision: str = "ieee",
+        workspace: Any = None,
+        error: Any = None,
+        form: str | None = None,
+        stream: Any = None,
+        driver: Driver | None = None,
+    ) -> GroupedGemmPlan:
+        """Checks, chooses, allocates and loads now, so that a capture only launches.
+
+        Args and errors as for the call itself; ``stream`` only says whether it is captured.
+        """
+        given = {
+            "x": x, "weights": weights, "offsets": offsets, "slots": slots, "gather": gather,
+            "scale": scale, "scatter": scatter, "out": out, "workspace": workspace,
+            "error": error,
+        }  # fmt: skip
+        operands = {
+            name: Operand(obj, describe(obj, writable=name in WRITTEN, name=name))
+            for name, obj in given.items()
+            if obj is not None or name in {"x", "weights", "offsets"}
+        }
+        sizes = measure(_refs(operands), Choices(activation, gate_up, layout, precision))
+        chosen = _form_of(sizes, form)
+        place = choose_place(stream, tuple(operands.values()), driver)
+        _check_device(place.driver)
+        operands |= _allocate(operands, sizes, place)
+        check_written(_refs(operands), sizes)
+        launches = _launches(_refs(operands), sizes, chosen, place.driver)
+        for each in launches:
+            load(place.driver, each.kernel)
+        return GroupedGemmPlan(operands, sizes, chosen, launches, place.driver)
+
+    def __repr__(self) -> str:
+        return "moe_grouped_gemm(x, weights, offsets, slots=None, out=None, ..., stream=None)"
+
+
+moe_grouped_gemm = MoeGroupedGemm()
+
+
+def _refs(operands: Mapping[str, Operand]) -> dict[str, TensorRef]:
+    return {name: operand.ref for name, operand in operands.items()}
+
+
+def _form_of(sizes: Sizes, name: str | None) -> Form:
+    if name is None:
+        return choose_form(sizes.rows, sizes.experts, sizes.arithmetic, sizes.layout)
+    forms = forms_of(sizes.arithmetic, sizes.layout)
+    if name not in forms:
+        raise ConfigurationError(
+            f"form: expected one of {', '.join(forms)} for {sizes.arithmetic} in layout "
+            f"{sizes.layout!r}, got {name!r}"
+        )
+    return forms[name]
+
+
+def _check_device(driver: Driver) -> None:
+    capability = device_facts(driver).capability
+    if not driver.is_emulated and capability < _OLDEST:
+        raise ConfigurationError(
+            f"device: expected compute capability {_OLDEST} or newer, got {capability}"
+        )
+
+
+def _allocate(operands: Mapping[str, Operand], sizes: Sizes, place: Place) -> dict[str, Operand]:
+    """What is written and was not given; an error word is cleared."""
+    wanted: dict[str, tuple[tuple[int, ...], str]] = {
+        "out": ((sizes.tokens or sizes.rows, sizes.out_columns), operands["x"].ref.dtype),
+        "error": ((1,), "int32"),
+    }
+    if sizes.workspace_bytes:
+        wanted["workspace"] = ((sizes.workspace_bytes,), "uint8")
+    missing = [name for name in wanted if name not in operands]
+    if missing and _is_capturing(place):
+        shape, dtype = wanted[missing[0]]
+        raise CaptureError(
+            f"{missing[0]}: expected a tensor inside a capture, where nothing is allocated "
+            f"({dtype} {list(shape)}), got None"
+        )
+    made = {}
+    for name in missing:
+        buffer = Buffer.allocate(*wanted[name], driver=place.driver)
+        if name == "error":
+            buffer.write(0)
+        made[name] = Operand(buffer, describe(buffer))
+    return made
+
+
+def _is_capturing(place: Place) -> bool:
+    if active.current() is not None:
+        return True
+    # no capture takes the legacy stream, and asking about it may be an error in one
+    if place.stream in (0, LEGACY_STREAM):
+        return False
+    return place.driver.capture_status(place.stream).state is CaptureState.ACTIVE
+
+
+def _launches(
+    refs: Mapping[str, TensorRef], sizes: Sizes, form: Form, driver: Driver
+) -> tuple[GemmLaunch, ...]:
+    if not sizes.rows:
+        return ()
+    multiprocessors = device_facts(driver).multiprocessors
+    address = {name: ref.address for name, ref in refs.items()}
+    places, out_stride = 0, _step(refs["out"], 0)
+    products = address["out"]
+    if sizes.tokens:
+        places = address["workspace"]
+        products = places + places_bytes(sizes.rows)
+    product = product_kernel(sizes.arithmetic, sizes.layout, form)
+    arguments = product.pack(
+        address["x"], address["weights"], address["offsets"], address.get("slots", 0),
+        address.get("gather", 0), address.get("scale", 0), address.get("scatter", 0), products,
+        places, address["error"], _step(refs["x"], 0), _step(refs["weights"], 0),
+        _step(refs["weights"], 1), sizes.out_columns if sizes.tokens else out_stride,
+        sizes.x_rows, sizes.rows, sizes.experts, sizes.n_slots, sizes.columns, sizes.depth,
+        sizes.rows if sizes.tokens else 0, sizes.activation,
+    )  # fmt: skip
+    config = form.config(sizes.rows, sizes.experts, sizes.columns, multiprocessors)
+    launches = (GemmLaunch(product, config, arguments),)
+    if not sizes.tokens:
+        return launches
+    combine = combine_kernel(sizes.arithmetic)
+    arguments = combine.pack(
+        products, places, address["scatter"], address["offsets"], address["out"],
+        address["error"], out_stride, sizes.tokens, sizes.rows // sizes.tokens,
+        sizes.out_columns, sizes.experts,
+    )  # fmt: skip
+    config = combine_config(sizes.tokens, sizes.out_columns, multiprocessors)
+    return (*launches, GemmLaunch(combine, config, arguments))
+
+
+def _step(ref: TensorRef, axis: int) -> int:
+    """Elements from one index to the next; an axis of one index takes none."""
+    return ref.strides[axis] if ref.shape[axis] > 1 else 0

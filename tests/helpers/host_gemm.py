@@ -1,0 +1,81 @@
+"""Runs the real source of the grouped product on the host, its warps working together.
+
+host_tensor_cores.cpp stands in for the instructions; the text of the kernels is what a device
+compiles. Every kernel is compiled into a namespace of its own, all in one library.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import subprocess
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from graphcore_kernels._module import read_source
+
+from graphcore.driver import Kernel
+
+_C_TYPES = {"i32": ctypes.c_int32, "i64": ctypes.c_int64}
+_HERE = Path(__file__).parent
+
+
+class HostGemm:
+    """These kernels, compiled for the host with ``compiler`` into ``folder``."""
+
+    def __init__(self, compiler: str, folder: Path, kernels: Iterable[Kernel]) -> None:
+        source, library = folder / "gemm_host.cpp", folder / "gemm_host.so"
+        text = (_HERE / "host_tensor_cores.cpp").read_text(encoding="utf-8")
+        source.write_text(text + "".join(map(_in_its_namespace, kernels)), encoding="utf-8")
+        # longjmp between stacks is what the checks of fortified builds would stop
+        flags = ["-std=c++17", "-O1", "-shared", "-fPIC", "-w", "-U_FORTIFY_SOURCE"]
+        subprocess.run([compiler, *flags, str(source), "-o", str(library)], check=True, timeout=300)
+        self._library = ctypes.CDLL(str(library))
+        self._library.count_wrong_copies.restype = ctypes.c_int64
+        self._library.count_copies.restype = ctypes.c_int64
+
+    def allow_reads(self, x: tuple[int, int], weights: tuple[int, int]) -> None:
+        """Names the (address, bytes) that copies may read from, and begins to count anew."""
+        x_address, x_bytes = x
+        address, nbytes = weights
+        self._library.allow_reads(
+            ctypes.c_void_p(x_address), ctypes.c_int64(x_bytes),
+            ctypes.c_void_p(address), ctypes.c_int64(nbytes),
+        )  # fmt: skip
+
+    @property
+    def wrong_copies(self) -> int:
+        """Copies that were misaligned, or from or to memory that was not named."""
+        return int(self._library.count_wrong_copies())
+
+    @property
+    def copies(self) -> int:
+        return int(self._library.count_copies())
+
+    def run(self, kernel: Kernel, grid: int, arguments: Sequence[Any]) -> None:
+        """Launches a kernel with addresses and numbers, in the order of its signature."""
+        values = [
+            ctypes.c_void_p(value) if each.is_pointer else _C_TYPES[each.type](value)
+            for each, value in zip(kernel.parameters, arguments, strict=True)
+        ]
+        getattr(self._library, f"run_{kernel.name}")(ctypes.c_int(grid), *values)
+
+
+def _in_its_namespace(kernel: Kernel) -> str:
+    text = kernel.source.replace(read_source("tensor_cores.cu"), "")
+    defined = sorted(set(re.findall(r"^#define (\w+)", text, re.MULTILINE)))
+    parameters = ", ".join(_declare(each.type, each.name) for each in kernel.parameters)
+    names = ", ".join(each.name for each in kernel.parameters)
+    undefine = "".join(f"#undef {name}\n" for name in defined)
+    return (
+        f"namespace in_{kernel.name} {{\n{text}\n}}\n{undefine}"
+        f'extern "C" void run_{kernel.name}(int the_grid, {parameters}) {{\n'
+        f"    launch(the_grid, in_{kernel.name}::{kernel.name}, {names});\n}}\n"
+    )
+
+
+def _declare(kind: str, name: str) -> str:
+    for ours, theirs in (("i32", "int"), ("i64", "i64"), ("f32", "float")):
+        kind = kind.replace(ours, theirs)
+    return f"{kind} {name}"

@@ -1,0 +1,194 @@
+"""The grouped product's own source, run on the host: every fragment, copy and bound of it."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+
+import numpy
+import pytest
+from graphcore_kernels import Fault, GemmFault, read_fault
+from graphcore_kernels._gemm_forms import combine_kernel, forms_of, product_kernel
+from helpers.gemm_problems import CASES, Case, decode, every_type, placed, poison
+from helpers.host_gemm import HostGemm
+
+from graphcore.driver import open_driver
+
+# one of each way that fragments are read and made; the rest are the slow test's
+FAST = [
+    ("bf16", "nk", "narrow"), ("bf16", "kn", "wide"), ("bf16", "nk", "tile64"),
+    ("bf16", "kn", "tile128"), ("ieee", "nk", "narrow"), ("ieee", "kn", "wide"),
+    ("ieee", "kn", "tile64"), ("tf32x3", "nk", "wide"), ("tf32x3", "kn", "tile64"),
+]  # fmt: skip
+EVERY = [
+    (arithmetic, layout, form)
+    for arithmetic in ("bf16", "f16", "ieee", "tf32x3", "tf32")
+    for layout in ("nk", "kn")
+    for form in forms_of(arithmetic, layout)
+]
+DTYPES = {"bf16": "bfloat16", "f16": "float16"}
+
+
+def build(folder, chosen) -> HostGemm:
+    compiler = shutil.which("g++") or shutil.which("clang++")
+    if compiler is None:
+        pytest.skip("no C++ compiler: neither g++ nor clang++ is on the path")
+    products = [
+        product_kernel(arithmetic, layout, forms_of(arithmetic, layout)[form])
+        for arithmetic, layout, form in chosen
+    ]
+    combines = {combine_kernel(arithmetic) for arithmetic, _, _ in chosen}
+    return HostGemm(compiler, folder, [*products, *combines])
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory):
+    return build(tmp_path_factory.mktemp("host_gemm"), FAST)
+
+
+def run(host: HostGemm, operands, grid: int) -> None:
+    """What the plan would launch, by the source; on as many blocks as ``grid``."""
+    ranges = []
+    for name in ("x", "weights"):
+        ref = operands.refs[name]
+        pitched = ref.shape[0] * ref.strides[0] * ref.itemsize if ref.shape[0] else 0
+        ranges.append((ref.address, pitched))
+    host.allow_reads(*ranges)
+    for each in operands.plan().launches:
+        values = [getattr(value, "address", value) for value in each.kernel.unpack(each.arguments)]
+        host.run(each.kernel, grid, values)
+    assert host.wrong_copies == 0
+
+
+def check(host: HostGemm, case: Case, grid: int = 3, **arrays) -> None:
+    with placed(open_driver("emulated"), case, **arrays) as operands:
+        run(host, operands, grid)
+        operands.check()
+
+
+def of(case: Case, arithmetic: str, layout: str, form: str) -> Case:
+    typed = every_type(case)[DTYPES.get(arithmetic, arithmetic)]
+    return replace(typed, layout=layout, form=form)
+
+
+def names(chosen):
+    return [pytest.param(each, id="-".join(each)) for each in chosen]
+
+
+# the scheduling is the same for all: two of them do every case here, the others what is theirs
+ALL_CASES = FAST[:2]
+OWN_CASES = ("empty experts", "short depth", "swiglu, everything", "many rows")
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        pytest.param(kind, name, id="-".join((*kind, name)))
+        for kind in FAST
+        for name in (CASES if kind in ALL_CASES else OWN_CASES)
+    ],
+)
+def test_the_source_does_every_case(host, kind, name):
+    check(host, of(CASES[name], *kind))
+
+
+@pytest.mark.parametrize("kind", names(FAST))
+def test_the_source_does_more_than_one_tile_of_everything(host, kind):
+    gate_up = "interleaved" if kind[1] == "kn" else "concat"  # the cases have the others
+    case = Case(
+        (1, 0, 150, 9, 17, 3), columns=272, depth=200, activation="swiglu", gate_up=gate_up,
+        choices=3, has_gather=True, has_scale=True, pitch=8,
+    )  # fmt: skip
+    check(host, of(case, *kind), grid=7)
+
+
+@pytest.mark.parametrize("kind", names(FAST))
+def test_any_number_of_blocks_gives_the_same_bits(host, kind):
+    case = of(Case((5, 0, 70, 2), columns=136, choices=1, has_scale=True), *kind)
+    seen = set()
+    for grid in (1, 5, 40):
+        with placed(open_driver("emulated"), case) as operands:
+            run(host, operands, grid)
+            operands.check()
+            seen.add(operands.read("out").tobytes())
+    assert len(seen) == 1
+
+
+@pytest.mark.parametrize("kind", names(FAST))
+def test_a_rows_bits_do_not_depend_on_its_neighbours(host, kind):
+    case = of(Case((37,), has_slots=False, columns=40), *kind)
+    with placed(open_driver("emulated"), case) as operands:
+        run(host, operands, 2)
+        whole = operands.read("out")
+        for count in (1, 9, 17):
+            operands.change("offsets", numpy.array([0, count], numpy.int32))
+            operands.change("out", poison(whole.shape, case.dtype))
+            run(host, operands, 2)
+            assert operands.read("out")[:count].tobytes() == whole[:count].tobytes()
+
+
+BAD_TABLES = {
+    "not ascending": ({"offsets": [0, 3, 2, 9, 12]}, GemmFault(Fault.BAD_OFFSETS, 1)),
+    "past the rows": ({"offsets": [0, 3, 5, 9, 13]}, GemmFault(Fault.BAD_OFFSETS, 3)),
+    "far beyond": ({"offsets": [0, 3, 2**31 - 1, 9, 12]}, GemmFault(Fault.BAD_OFFSETS, 2)),
+    "far below": ({"offsets": [-(2**31), 3, 5, 9, 12]}, GemmFault(Fault.BAD_OFFSETS, 0)),
+    "no slot": ({"slots": [0, -(2**31), 1, 3]}, GemmFault(Fault.NO_SLOT, 1)),
+    "slot beyond": ({"slots": [0, 1, 2, 2**31 - 1]}, GemmFault(Fault.SLOT_OUT_OF_RANGE, 3)),
+    "gather beyond": (
+        {"gather": [0, 1, 2, 3, 4, 5, 6, 2**31 - 1, 5, 4, 3, 2]}, GemmFault(Fault.BAD_GATHER, 2),
+    ),
+    "gather below": (
+        {"gather": [-(2**31), 1, 2, 3, 4, 5, 5, 5, 5, 4, 3, 2]}, GemmFault(Fault.BAD_GATHER, 0),
+    ),
+    "route beyond": (
+        {"scatter": [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 2**31 - 1]},
+        GemmFault(Fault.BAD_SCATTER, 3),
+    ),
+    "route twice": (
+        {"scatter": [0, 1, 2, 3, 3, 5, 6, 7, 8, 9, 10, 11]}, GemmFault(Fault.BAD_SCATTER, 1),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", names(FAST[1:3]))
+@pytest.mark.parametrize("name", BAD_TABLES)
+def test_bad_tables_read_and_write_nothing_outside(host, kind, name):
+    tables, told = BAD_TABLES[name]
+    arrays = {field: numpy.array(values, numpy.int32) for field, values in tables.items()}
+    case = Case((3, 2, 4, 3), choices=2, has_gather=True, has_scale=True, pitch=8)
+    with placed(open_driver("emulated"), of(case, *kind), **arrays) as operands:
+        run(host, operands, 3)
+        for field in operands.refs:
+            operands.read(field)  # its guards are whole
+        assert read_fault(int(operands.read("error")[0])) == told
+        out = decode(operands.read("out"), operands.problem.case.dtype)
+        assert not numpy.isnan(out).any()
+        assert out.any() == (told.fault is not Fault.BAD_OFFSETS)
+
+
+def test_a_weight_is_read_once_where_rows_are_few(host):
+    case = of(Case((8, 0, 8), columns=64, depth=256), "bf16", "kn", "wide")
+    with placed(open_driver("emulated"), case) as operands:
+        run(host, operands, 2)
+        chunks = 2 * 64 * 256 // 8
+        assert host.copies == chunks + 16 * 256 // 8
+
+
+def test_a_copy_outside_the_operands_is_seen(host):
+    case = of(Case((3, 4)), "bf16", "nk", "narrow")
+    with placed(open_driver("emulated"), case) as operands:
+        (launch,) = operands.plan().launches
+        values = [getattr(value, "address", value)
+                  for value in launch.kernel.unpack(launch.arguments)]  # fmt: skip
+        x, weights = operands.refs["x"], operands.refs["weights"]
+        host.allow_reads((x.address, x.nbytes), (weights.address, weights.nbytes // 2))
+        host.run(launch.kernel, 2, values)
+        assert host.wrong_copies
+
+
+@pytest.mark.slow
+def test_every_form_of_the_source_does_every_case(tmp_path):
+    host = build(tmp_path, EVERY)
+    for kind in EVERY:
+        for case in CASES.values():
+            check(host, of(case, *kind))
