@@ -226,8 +226,8 @@ class CacheState:
     @contextmanager
     def written_by(self, watcher: CacheWatcher) -> Iterator[None]:
         """Inside the block ``watcher`` itself lets the model write."""
-        self._writer = watcher
+        before, self._writer = self._writer, watcher
         try:
             yield
         finally:
-            self._writer = None
+            self._writer = before

@@ -302,7 +302,7 @@ class EncoderDecoderKVCache(compat.EncoderDecoderCache):  # type: ignore[misc]  
 
     def seek(self, position: int) -> None:
         """Sets device position and mirror, leaving the slots as they are."""
-        self._state.seek(position)
+        self.decoder_half.seek(position)
 
     def saved_slot(self, index: int) -> list[Pair]:
         """Copies of one decoder slot of every layer, for :meth:`restore_slot`."""

@@ -51,7 +51,7 @@ class EncoderDecoderForward:
         self._is_masked = False
         self._contents = -1
         self._slots = static_zeros((cache.max_seq_len,), torch.int64, cache.device)
-        self._slots.copy_(torch.arange(cache.max_seq_len))
+        self._slots.copy_(torch.arange(cache.max_seq_len, device="cpu"))
         self._encoder_mask = static_zeros((self.rows, cache.encoder_len), torch.bool, cache.device)
 
     @property

@@ -23,7 +23,9 @@ class EndLook:
     def __init__(self, finished: torch.Tensor, *, at_once: bool = False) -> None:
         is_on_device = finished.device.type != "cpu"
         self._finished = finished
-        self._copy = torch.zeros(finished.shape, dtype=torch.bool, pin_memory=is_on_device)
+        self._copy = torch.zeros(
+            finished.shape, dtype=torch.bool, device="cpu", pin_memory=is_on_device
+        )
         event: Any = torch.cuda.Event
         self._copied: Any = event() if is_on_device else None
         self._is_asked = False

@@ -26,21 +26,19 @@ def end_ids(
         ConfigurationError: An id outside the vocabulary, or more ids than a step has room for.
     """
     highest = forward.vocabulary - 1
-    _check_id_list("eos_token_id", eos_token_id, highest)
-    _check_id_list("pad_token_id", pad_token_id, highest)
+    given = _checked_ids("eos_token_id", eos_token_id, highest)
+    pads = _checked_ids("pad_token_id", pad_token_id, highest)
     if eos_token_id is None:
         # an id that the model cannot choose ends nothing
         configured = _id_list(compat.generation_setting(forward.model, "eos_token_id"))
         eos = tuple(token for token in configured if 0 <= token <= highest)
     else:
-        eos = _id_list(eos_token_id)
+        eos = given
     if len(eos) > MOST_EOS_IDS:
         raise ConfigurationError(
             f"eos_token_id: expected at most {MOST_EOS_IDS} ids, got {len(eos)}"
         )
-    pads = _id_list(pad_token_id) or _id_list(
-        compat.generation_setting(forward.model, "pad_token_id")
-    )
+    pads = pads or _id_list(compat.generation_setting(forward.model, "pad_token_id"))
     pad = next((token for token in (*pads, *eos) if 0 <= token <= highest), 0)
     return eos, pad
 
@@ -64,7 +62,7 @@ def _id_list(ids: Any) -> tuple[int, ...]:
     return (ids,) if isinstance(ids, int) else tuple(ids)
 
 
-def _check_id_list(field: str, ids: Any, highest: int) -> None:
+def _checked_ids(field: str, ids: Any, highest: int) -> tuple[int, ...]:
     try:
         tokens = _id_list(ids)
     except TypeError:
@@ -74,3 +72,4 @@ def _check_id_list(field: str, ids: Any, highest: int) -> None:
             raise ConfigurationError(f"{field}: expected an int id or a list of ids, got {ids!r}")
         if not 0 <= token <= highest:
             raise ConfigurationError(f"{field}: expected ids from 0 to {highest}, got {token}")
+    return tokens

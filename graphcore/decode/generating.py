@@ -99,8 +99,9 @@ class Generating(Guarding, ABC):
             num_beams: Only 1; beam search is refused.
             poll_every: Steps between two looks at whether all rows have finished. A look reads what
                 the one before it asked for, so that the device never waits for the host; up to
-                twice as many steps are decoded past the end, and dropped. 1: the host waits for
-                each step, and none is decoded past the end.
+                twice as many steps are decoded past the end, and dropped, from the cache too:
+                then only a prompt or a forced token may follow. 1: the host waits for each step,
+                and none is decoded past the end.
             keep_cache: Continue behind what the cache holds, instead of emptying it first.
             cache: Another cache, taken over first as by :meth:`use`.
             seed: As in :meth:`capture`.
@@ -125,8 +126,10 @@ class Generating(Guarding, ABC):
             if ends[0] and count % poll_every == 0 and look.have_all_finished():
                 break
         self._step.set_eos((), 0)
-        decoded = self._decoded(checked, start)
-        return cut_after_end(decoded, checked.as_given.shape[1], ends[0])
+        given = checked.as_given.shape[1]
+        ids = cut_after_end(self._decoded(checked, start), given, ends[0])
+        self._drop_surplus(start + checked.length + ids.shape[1] - given)
+        return ids
 
     def stream(
         self,
@@ -158,14 +161,15 @@ class Generating(Guarding, ABC):
     def _tokens(
         self, max_new_tokens: int, eos: tuple[int, ...], generation: int
     ) -> Generator[torch.Tensor]:
-        finished = torch.zeros(self._step.forward.rows, dtype=torch.bool)
-        ends = torch.tensor(eos, dtype=torch.int64)
+        finished = torch.zeros(self._step.forward.rows, dtype=torch.bool, device="cpu")
+        ends = torch.tensor(eos, dtype=torch.int64, device="cpu")
         for _ in range(max_new_tokens):
             if generation != self._generation:
                 raise LifecycleError("stream: another generation has begun on this runner")
             ids = self.replay().to("cpu", copy=True)
             yield ids
-            finished |= torch.isin(ids, ends)
+            # not in place: it may have been made in inference mode, which may have ended
+            finished = finished | torch.isin(ids, ends)
             if bool(finished.all()):
                 break
         # not in a finally: a forgotten iterator may be collected while something is captured
@@ -301,6 +305,13 @@ class Generating(Guarding, ABC):
             self._arm()
         else:
             self._disarm("the last launch was interrupted: capture a prompt, or generate")
+
+    def _drop_surplus(self, kept: int) -> None:
+        """Forgets what was decoded past the end: what follows does not depend on ``poll_every``."""
+        surplus = self.cache.seen_tokens - kept
+        if surplus:
+            self.cache.rewind(kept)
+            self._step.sampler.take_back(surplus)
 
     def _decoded(self, checked: Prompt, start: int) -> torch.Tensor:
         """The prompt as it was given, and what was decoded behind it."""

@@ -74,7 +74,7 @@ class Masks:
     def __init__(self, model: Any, cache: StaticKVCache) -> None:
         self._model = model
         self._slots = static_zeros((_aligned(cache.max_seq_len),), torch.int64, cache.device)
-        self._slots.copy_(torch.arange(_aligned(cache.max_seq_len)))
+        self._slots.copy_(torch.arange(_aligned(cache.max_seq_len), device="cpu"))
         self._shades: dict[torch.dtype, tuple[torch.Tensor, torch.Tensor]] = {}
         self.use(cache)
 

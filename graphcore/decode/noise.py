@@ -49,7 +49,11 @@ class RowNoise:
         base = mixed(seed % _WORD)
         rows = self.state.shape[0]
         states = [[_signed(mixed((base + (row + 1) * _TOKEN) % _WORD))] for row in range(rows)]
-        self.state.copy_(torch.tensor(states, dtype=torch.int64))
+        self.state.copy_(torch.tensor(states, dtype=torch.int64, device="cpu"))
+
+    def take_back(self, draws: int) -> None:
+        """Moves the state back by ``draws``."""
+        self.state.sub_(_signed(draws * _DRAW % _WORD))
 
     def words(self, ids: torch.Tensor) -> torch.Tensor:
         """The draw's int32 ``[rows, n]`` for token ids ``[n]`` or ``[rows, n]``; moves the state.

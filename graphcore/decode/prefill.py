@@ -13,7 +13,7 @@ import torch
 
 from graphcore.decode.cache_binding import bind_variants
 from graphcore.decode.cache_state import static_zeros
-from graphcore.decode.captured_step import CapturedStep, named_modules
+from graphcore.decode.captured_step import CapturedStep, named_modules, without_cached_casts
 from graphcore.decode.forward import Forward
 from graphcore.decode.sizes import check_positive
 from graphcore.decode.static_cache import StaticKVCache
@@ -134,13 +134,14 @@ class CapturedChunks(Chunks):
         )
 
         made: list[torch.Tensor] = []
-        capturing.warm_up(lambda: made.append(forward.logits(tokens)), 1)
+        with without_cached_casts():
+            capturing.warm_up(lambda: made.append(forward.logits(tokens)), 1)
         buffer = self._logits
-        if buffer is None or buffer.dtype != made[0].dtype:
+        if buffer is None or (buffer.shape, buffer.dtype) != (made[0].shape, made[0].dtype):
             # not in the warm-up: it would lie in the memory of the graph
             buffer = static_zeros(tuple(made[0].shape), made[0].dtype, made[0].device)
         self._logits = buffer.copy_(made.pop())
-        with capturing, named_modules(capturing, forward.model):
+        with without_cached_casts(), capturing, named_modules(capturing, forward.model):
             self._keep(capturing, forward)
             buffer.copy_(forward.logits(tokens))
         return CapturedStep(capturing.graph, capturing.graph.instantiate(guard="owners"))

@@ -100,7 +100,7 @@ def check_prompt(
         raise ConfigurationError(
             f"{name}: expected device {device} (the model's), got {ids.device}"
         )
-    given = ids.to(torch.int64)
+    given = ids.to(torch.int64, copy=True)  # it may be an alias of what a step writes
     mask = padding.checked_mask(given, attention_mask, name)
     real = given if mask is None else given[mask]
     lowest, highest = (int(bound) for bound in real.aminmax())

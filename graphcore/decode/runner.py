@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import TracebackType
@@ -99,6 +100,8 @@ class CUDAGraphAR(Holding, Generating, Exchanging, NotCopied):
         CacheTypeError: A cache that is not static.
     """
 
+    _gave_back = False
+
     def __init__(  # noqa: PLR0913  (each is a choice of its own)
         self,
         model: Any,
@@ -163,7 +166,7 @@ class CUDAGraphAR(Holding, Generating, Exchanging, NotCopied):
         self._token = self._step.token
         self._generation = 0
         self._closed = False
-        self._launch: Callable[[], object] = self._run_eagerly
+        self._launch: Callable[[], object] = _weakly(self._run_eagerly)
         self._limit = -1
         self._disarm("expected a prompt first: call capture(input_ids)")
         self.cache.watch(self)
@@ -266,9 +269,9 @@ class CUDAGraphAR(Holding, Generating, Exchanging, NotCopied):
 
     def close(self) -> None:
         """Gives graph and executable back; final. The cache and the model stay the caller's."""
-        if self._closed:
+        if self._gave_back:
             return
-        self._closed = True
+        self._closed = True  # interrupted, it is done again by the next close()
         try:
             if not is_capturing():  # otherwise what runs is asked to stop, and given back behind it
                 self._end_flight()
@@ -279,6 +282,7 @@ class CUDAGraphAR(Holding, Generating, Exchanging, NotCopied):
             self._variants.close()
             if self._chunks is not None:
                 self._chunks.close()
+            self._gave_back = True
 
     def __enter__(self) -> CUDAGraphAR:
         return self
@@ -309,6 +313,8 @@ class CUDAGraphAR(Holding, Generating, Exchanging, NotCopied):
         """The logits belong to nothing any more; a forced token may continue from here."""
         can_force = self._step.has_logits
         self._flight.stop()
+        if self._state.seen == 0:
+            self._step.sampler.forget()
         self._disarm(f"{reason}: expected a prompt, or a forced token")
         self._may_force = can_force
 
@@ -379,10 +385,18 @@ class CUDAGraphAR(Holding, Generating, Exchanging, NotCopied):
             _log.info("captured the decode step on driver %s", self.driver.name)
         return found
 
+    def _arm_behind_others(self) -> None:
+        """Goes on behind what the cache holds, whoever wrote it."""
+        check_continues(self._step.forward)
+        self.cache.taken_over(self)
+        with self._state.written_by(self), torch.no_grad():
+            self._captured = None if self._eager_reason() else self._captured_variant()
+        self._arm()
+
     def _arm(self) -> None:
         if self._captured is None:
             _log.info("decoding eagerly: %s", self._eager_reason())
-            self._launch = self._run_eagerly
+            self._launch = _weakly(self._run_eagerly)
         else:
             self._launch = self._captured.executable.launch
         self._limit = self.cache.max_seq_len
@@ -437,8 +451,7 @@ class CUDAGraphAR(Holding, Generating, Exchanging, NotCopied):
     def _replay_forced(self, token: int | torch.Tensor) -> torch.Tensor:
         self._end_flight()
         if self._limit < 0 and self._may_force:
-            check_continues(self._step.forward)
-            self._arm()
+            self._arm_behind_others()
         self._checked_seen()
         self._step.force(prompt.check_token(self._step.forward, token))
         try:
@@ -461,6 +474,21 @@ class CUDAGraphAR(Holding, Generating, Exchanging, NotCopied):
         if position != seen:
             # K and V are written and the position moved, but the logits may be half done
             self._disarm("the last step was interrupted: capture a prompt, or generate")
+
+
+def _weakly(method: Callable[[], object]) -> Callable[[], object]:
+    """Calls a bound method without keeping its object alive.
+
+    A runner that held its own method would be a cycle: its cache would wait for the collector.
+    """
+    weak = weakref.WeakMethod(method)
+
+    def call() -> object:
+        found = weak()
+        assert found is not None, "only its object calls it"
+        return found()
+
+    return call
 
 
 def _rewind(cache: StaticKVCache, start: int, error: BaseException) -> None:

@@ -61,7 +61,7 @@ class Sampler:
         self._vocabulary = vocabulary
         if self._noise is not None:
             self._ids = static_zeros((vocabulary,), torch.int64, self._device)
-            self._ids.copy_(torch.arange(vocabulary))
+            self._ids.copy_(torch.arange(vocabulary, device="cpu"))
         if self.sampling.repetition_penalty != 1.0:
             before = self._marked
             self._marked = static_zeros((self._rows, vocabulary), torch.bool, self._device)
@@ -109,6 +109,11 @@ class Sampler:
         self._has_begun = False
         if self._marked is not None:
             self._marked.zero_()
+
+    def take_back(self, draws: int) -> None:
+        """The last ``draws`` choices were not wanted: their random numbers come again."""
+        if self._noise is not None:
+            self._noise.take_back(draws)
 
     def take_over(self, other: Sampler) -> None:
         """Goes on where ``other`` stopped, whose static tensors were copied into this one's."""
