@@ -17,7 +17,7 @@ import torch
 
 from graphcore.decode.access import Access, Form
 from graphcore.driver import active
-from graphcore.errors import CapacityError, CaptureError, ConfigurationError
+from graphcore.errors import CapacityError, CaptureError, ConfigurationError, LifecycleError
 
 
 class CacheWatcher(Protocol):
@@ -72,6 +72,7 @@ class CacheState:
         self.last_owner = last_owner
         self.seen: int | None = 0
         self.reached = 0
+        self.lost: str | None = None
         """Tokens that any layer was given by Python: more than ``seen`` after a failed forward."""
         self._access: tuple[Access, bool] | None = None
         self._device = device
@@ -150,6 +151,13 @@ class CacheState:
         self._position.fill_(position)
         self.seen = self.reached = position
         self._access = None
+        if position == 0:
+            self.lost = None
+
+    def check_continues(self) -> None:
+        """Raises LifecycleError where what is held is more than what was returned."""
+        if self.lost is not None and self.seen != 0:
+            raise LifecycleError(f"nothing can follow what the cache holds: {self.lost}")
 
     def check_room(self, length: int) -> None:
         """Raises CapacityError unless ``length`` more tokens fit."""

@@ -101,7 +101,8 @@ class Generating(Guarding, ABC):
                 the one before it asked for, so that the device never waits for the host; up to
                 twice as many steps are decoded past the end, and dropped, from the cache too:
                 then only a prompt or a forced token may follow. 1: the host waits for each step,
-                and none is decoded past the end.
+                and none is decoded past the end. Where layers slide they cannot be dropped from a
+                full window: what would follow raises, until the cache is emptied.
             keep_cache: Continue behind what the cache holds, instead of emptying it first.
             cache: Another cache, taken over first as by :meth:`use`.
             seed: As in :meth:`capture`.
@@ -309,9 +310,15 @@ class Generating(Guarding, ABC):
     def _drop_surplus(self, kept: int) -> None:
         """Forgets what was decoded past the end: what follows does not depend on ``poll_every``."""
         surplus = self.cache.seen_tokens - kept
-        if surplus:
+        if not surplus:
+            return
+        self._step.sampler.take_back(surplus)
+        try:
             self.cache.rewind(kept)
-            self._step.sampler.take_back(surplus)
+        except LifecycleError as overwritten:
+            why = f"{surplus} tokens past the end of a generation cannot be dropped: {overwritten}"
+            self.cache._state.lost = f"{why}; poll_every=1 decodes none"
+            self._disarm(why)
 
     def _decoded(self, checked: Prompt, start: int) -> torch.Tensor:
         """The prompt as it was given, and what was decoded behind it."""

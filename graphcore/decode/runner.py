@@ -327,8 +327,9 @@ class CUDAGraphAR(Holding, Generating, Exchanging, NotCopied):
 
     def _begin(self, checked: Prompt) -> None:
         """Forwards a checked prompt, captures if need be, and arms ``replay``."""
-        self._generation += 1
         start = self.cache.seen_tokens
+        self._state.check_continues()
+        self._generation += 1
         self.cache.taken_over(self)
         self._disarm("the prompt is being forwarded")
         try:
@@ -388,6 +389,7 @@ class CUDAGraphAR(Holding, Generating, Exchanging, NotCopied):
     def _arm_behind_others(self) -> None:
         """Goes on behind what the cache holds, whoever wrote it."""
         check_continues(self._step.forward)
+        self._state.check_continues()
         self.cache.taken_over(self)
         with self._state.written_by(self), torch.no_grad():
             self._captured = None if self._eager_reason() else self._captured_variant()

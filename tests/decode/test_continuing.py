@@ -156,3 +156,28 @@ def test_tokens_of_an_emptied_cache_are_not_penalised(
         found = [int(runner.replay(7))] + [int(runner.replay()) for _ in range(5)]
         seven = torch.full((1, 1), 7, device=device)
         assert runner.generate(seven, 5)[0].tolist() == found
+
+
+def test_nothing_follows_a_window_that_was_decoded_past_the_end_until_it_is_emptied(
+    graphcore_driver: Driver,
+) -> None:
+    device = device_of(graphcore_driver)
+    model = make_model("mistral-window", device=device)
+    prompt, more = make_prompt(PROMPT, device=device), make_prompt(3, seed=9, device=device)
+    with CUDAGraphAR(model, max_seq_len=64, driver=graphcore_driver) as runner:
+        end = int(runner.generate(prompt, 6)[0, -1])
+        wanted = runner.generate(prompt, NEW, eos_token_id=end, poll_every=1)
+        follows = runner.generate(more, 5, eos_token_id=(), keep_cache=True)
+        assert torch.equal(runner.generate(prompt, NEW, eos_token_id=end), wanted)
+        held = runner.cache.seen_tokens
+        with pytest.raises(LifecycleError, match="past the end of a generation"):
+            runner.replay()
+        for follow in (runner.generate, runner.stream, runner.generate_in_one_launch):
+            with pytest.raises(LifecycleError, match="poll_every=1 decodes none"):
+                follow(more, 5, keep_cache=True)
+        for action in (lambda: runner.capture(more), lambda: runner.replay(7)):
+            with pytest.raises(LifecycleError, match="past the end of a generation"):
+                action()
+        assert runner.cache.seen_tokens == held == int(runner.position)
+        runner.generate(prompt, NEW, eos_token_id=end, poll_every=1)
+        assert torch.equal(runner.generate(more, 5, eos_token_id=(), keep_cache=True), follows)
