@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import TracebackType
@@ -39,6 +38,7 @@ from graphcore.decode.sampling import Sampling, check_seed
 from graphcore.decode.static_cache import StaticKVCache
 from graphcore.decode.step import DecodeStep
 from graphcore.decode.variants import Variants
+from graphcore.decode.weak_call import weakly
 from graphcore.driver import Driver, active
 from graphcore.errors import CapacityError, CaptureError, ConfigurationError, LifecycleError
 from graphcore.executable.capture_options import LegacyWork, check_legacy_work, check_pool
@@ -166,7 +166,7 @@ class CUDAGraphAR(Holding, Generating, Exchanging, NotCopied):
         self._token = self._step.token
         self._generation = 0
         self._closed = False
-        self._launch: Callable[[], object] = _weakly(self._run_eagerly)
+        self._launch: Callable[[], object] = weakly(self._run_eagerly)
         self._limit = -1
         self._disarm("expected a prompt first: call capture(input_ids)")
         self.cache.watch(self)
@@ -398,7 +398,7 @@ class CUDAGraphAR(Holding, Generating, Exchanging, NotCopied):
     def _arm(self) -> None:
         if self._captured is None:
             _log.info("decoding eagerly: %s", self._eager_reason())
-            self._launch = _weakly(self._run_eagerly)
+            self._launch = weakly(self._run_eagerly)
         else:
             self._launch = self._captured.executable.launch
         self._limit = self.cache.max_seq_len
@@ -476,21 +476,6 @@ class CUDAGraphAR(Holding, Generating, Exchanging, NotCopied):
         if position != seen:
             # K and V are written and the position moved, but the logits may be half done
             self._disarm("the last step was interrupted: capture a prompt, or generate")
-
-
-def _weakly(method: Callable[[], object]) -> Callable[[], object]:
-    """Calls a bound method without keeping its object alive.
-
-    A runner that held its own method would be a cycle: its cache would wait for the collector.
-    """
-    weak = weakref.WeakMethod(method)
-
-    def call() -> object:
-        found = weak()
-        assert found is not None, "only its object calls it"
-        return found()
-
-    return call
 
 
 def _rewind(cache: StaticKVCache, start: int, error: BaseException) -> None:

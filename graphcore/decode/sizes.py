@@ -26,6 +26,15 @@ def check_positives(**sizes: object) -> None:
         check_positive(field, value)
 
 
+def check_position(position: object, capacity: int) -> None:
+    """Raises ConfigurationError unless ``position`` is an int from 0 to ``capacity``."""
+    is_int = isinstance(position, int) and not isinstance(position, bool)
+    if not is_int or not 0 <= position <= capacity:  # type: ignore[operator]
+        raise ConfigurationError(
+            f"position: expected 0 to {capacity} (max_seq_len), got {position!r}"
+        )
+
+
 def check_dtype(field: str, dtype: object) -> None:
     """Raises ConfigurationError unless ``dtype`` is a floating torch dtype."""
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:

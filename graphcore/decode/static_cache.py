@@ -291,7 +291,7 @@ class StaticKVCache(compat.Cache):  # type: ignore[misc]  # transformers is unty
                 nothing was changed. 0 always works.
         """
         refuse_inside_capture("rewind()")
-        self._check_position(position)
+        check_position(position, self.max_seq_len)
         reached = max(self._state.reached, self.seen_tokens)
         for layer in self._owners:
             layer.check_rewind(position, reached)
@@ -307,15 +307,8 @@ class StaticKVCache(compat.Cache):  # type: ignore[misc]  # transformers is unty
         Raises:
             ConfigurationError: Not 0 to ``max_seq_len``: a step would write outside of the buffers.
         """
-        self._check_position(position)
+        check_position(position, self.max_seq_len)
         self._state.seek(position)
-
-    def _check_position(self, position: object) -> None:
-        is_int = isinstance(position, int) and not isinstance(position, bool)
-        if not is_int or not 0 <= position <= self.max_seq_len:  # type: ignore[operator]
-            raise ConfigurationError(
-                f"position: expected 0 to {self.max_seq_len} (max_seq_len), got {position!r}"
-            )
 
     def saved_slot(self, index: int) -> list[Pair]:
         """Copies of one slot of every layer, for :meth:`restore_slot`."""
