@@ -26,6 +26,7 @@ from graphcore.decode.sizes import (
     PerLayer,
     Windows,
     check_dtype,
+    check_position,
     check_positives,
     checked_device,
     checked_owners,
