@@ -10,8 +10,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from graphcore.moe.capability import (
-        Capability,
+    from graphcore.moe.boundary_update import (
+        Precondition,
     )
     from graphcore.moe.certificate import (
         Certificate,
@@ -19,28 +19,18 @@ if TYPE_CHECKING:
     )
     from graphcore.moe.counters import (
         MoECounters,
-        MoECounting,
     )
     from graphcore.moe.coverage import (
         Coverage,
-        CoverageRecord,
-        CoverageTable,
-        ExpertProduct,
-        NodeList,
-        Uncertified,
-        cover,
+    )
+    from graphcore.moe.decision import (
+        Decision,
+    )
+    from graphcore.moe.decode_overlap import (
+        OverlapRule,
     )
     from graphcore.moe.expert_plan import (
         ExpertPlan,
-        PlanSubject,
-        make_plan,
-    )
-    from graphcore.moe.graph_uids import (
-        GraphUids,
-    )
-    from graphcore.moe.group_plan import (
-        GroupPlan,
-        GroupSighting,
     )
     from graphcore.moe.lookup_key import (
         LookupKey,
@@ -62,7 +52,6 @@ if TYPE_CHECKING:
     )
     from graphcore.moe.names import (
         BankStatus,
-        Bind,
         CoverageReason,
         GroupReason,
         Kind,
@@ -80,7 +69,6 @@ if TYPE_CHECKING:
     )
     from graphcore.moe.options import (
         MoEOptions,
-        OptionSetting,
         resolve_options,
     )
     from graphcore.moe.ownership import (
@@ -89,69 +77,28 @@ if TYPE_CHECKING:
         Ownership,
         Refusal,
         RefusalReason,
-        Transaction,
     )
-    from graphcore.moe.plan_binding import (
-        Binding,
-    )
-    from graphcore.moe.property_probe import (
-        Probe,
-        Properties,
-        probe,
+    from graphcore.moe.reasons import (
+        Reason,
+        Retention,
     )
     from graphcore.moe.resource_fingerprint import (
-        FingerprintReason,
-        FingerprintRefusal,
         ResourceFingerprint,
-    )
-    from graphcore.moe.resources import (
-        AuxiliaryResources,
-        BankResources,
-        GroupResources,
-        GroupState,
-        Resources,
-        ResourceState,
-    )
-    from graphcore.moe.reverse_map import (
-        ReverseMap,
-        WeightSource,
-    )
-    from graphcore.moe.route_witness import (
-        Reader,
-        RouteWitness,
-    )
-    from graphcore.moe.witnesses import (
-        OwnersMatch,
-        Witnesses,
     )
 
 _names = "graphcore.moe.names"
 _homes = {
     "Admission": "graphcore.moe.ownership",
-    "AuxiliaryResources": "graphcore.moe.resources",
-    "BankResources": "graphcore.moe.resources",
     "BankStatus": _names,
-    "Bind": _names,
-    "Binding": "graphcore.moe.plan_binding",
-    "Capability": "graphcore.moe.capability",
     "Certificate": "graphcore.moe.certificate",
     "CertificateFlag": "graphcore.moe.certificate",
     "Coverage": "graphcore.moe.coverage",
     "CoverageReason": _names,
-    "CoverageRecord": "graphcore.moe.coverage",
-    "CoverageTable": "graphcore.moe.coverage",
+    "Decision": "graphcore.moe.decision",
     "ExpertBank": "graphcore.moe.manifest",
     "ExpertGroup": "graphcore.moe.manifest",
     "ExpertPlan": "graphcore.moe.expert_plan",
-    "ExpertProduct": "graphcore.moe.coverage",
-    "FingerprintReason": "graphcore.moe.resource_fingerprint",
-    "FingerprintRefusal": "graphcore.moe.resource_fingerprint",
-    "GraphUids": "graphcore.moe.graph_uids",
-    "GroupPlan": "graphcore.moe.group_plan",
     "GroupReason": _names,
-    "GroupResources": "graphcore.moe.resources",
-    "GroupSighting": "graphcore.moe.group_plan",
-    "GroupState": "graphcore.moe.resources",
     "Kind": _names,
     "Layout": _names,
     "Lease": "graphcore.moe.ownership",
@@ -161,72 +108,43 @@ _homes = {
     "ManifestFlag": "graphcore.moe.manifest",
     "ManifestRegistry": "graphcore.moe.manifest_registry",
     "MoECounters": "graphcore.moe.counters",
-    "MoECounting": "graphcore.moe.counters",
     "MoEOptions": "graphcore.moe.options",
     "Namespace": _names,
-    "NodeList": "graphcore.moe.coverage",
-    "OptionSetting": "graphcore.moe.options",
-    "OwnersMatch": "graphcore.moe.witnesses",
+    "OverlapRule": "graphcore.moe.decode_overlap",
     "Ownership": "graphcore.moe.ownership",
     "Phase": _names,
     "PlanOutcome": _names,
-    "PlanSubject": "graphcore.moe.expert_plan",
-    "Probe": "graphcore.moe.property_probe",
-    "Properties": "graphcore.moe.property_probe",
+    "Precondition": "graphcore.moe.boundary_update",
     "Publication": "graphcore.moe.manifest_registry",
     "PublicationCode": _names,
     "Published": "graphcore.moe.manifest_registry",
-    "Reader": "graphcore.moe.route_witness",
+    "Reason": "graphcore.moe.reasons",
     "Refusal": "graphcore.moe.ownership",
     "RefusalReason": "graphcore.moe.ownership",
     "Rejected": "graphcore.moe.manifest_check",
     "Rejection": _names,
     "ResourceFingerprint": "graphcore.moe.resource_fingerprint",
-    "ResourceState": "graphcore.moe.resources",
-    "Resources": "graphcore.moe.resources",
-    "ReverseMap": "graphcore.moe.reverse_map",
+    "Retention": "graphcore.moe.reasons",
     "Role": _names,
-    "RouteWitness": "graphcore.moe.route_witness",
     "RowSemantics": _names,
     "Strategy": _names,
-    "Transaction": "graphcore.moe.ownership",
-    "Uncertified": "graphcore.moe.coverage",
     "Way": _names,
-    "WeightSource": "graphcore.moe.reverse_map",
-    "Witnesses": "graphcore.moe.witnesses",
-    "cover": "graphcore.moe.coverage",
     "examine": "graphcore.moe.manifest_check",
-    "make_plan": "graphcore.moe.expert_plan",
-    "probe": "graphcore.moe.property_probe",
     "resolve_options": "graphcore.moe.options",
 }
 
 __all__ = [
     "Admission",
-    "AuxiliaryResources",
-    "BankResources",
     "BankStatus",
-    "Bind",
-    "Binding",
-    "Capability",
     "Certificate",
     "CertificateFlag",
     "Coverage",
     "CoverageReason",
-    "CoverageRecord",
-    "CoverageTable",
+    "Decision",
     "ExpertBank",
     "ExpertGroup",
     "ExpertPlan",
-    "ExpertProduct",
-    "FingerprintReason",
-    "FingerprintRefusal",
-    "GraphUids",
-    "GroupPlan",
     "GroupReason",
-    "GroupResources",
-    "GroupSighting",
-    "GroupState",
     "Kind",
     "Layout",
     "Lease",
@@ -236,43 +154,28 @@ __all__ = [
     "ManifestFlag",
     "ManifestRegistry",
     "MoECounters",
-    "MoECounting",
     "MoEOptions",
     "Namespace",
-    "NodeList",
-    "OptionSetting",
-    "OwnersMatch",
+    "OverlapRule",
     "Ownership",
     "Phase",
     "PlanOutcome",
-    "PlanSubject",
-    "Probe",
-    "Properties",
+    "Precondition",
     "Publication",
     "PublicationCode",
     "Published",
-    "Reader",
+    "Reason",
     "Refusal",
     "RefusalReason",
     "Rejected",
     "Rejection",
     "ResourceFingerprint",
-    "ResourceState",
-    "Resources",
-    "ReverseMap",
+    "Retention",
     "Role",
-    "RouteWitness",
     "RowSemantics",
     "Strategy",
-    "Transaction",
-    "Uncertified",
     "Way",
-    "WeightSource",
-    "Witnesses",
-    "cover",
     "examine",
-    "make_plan",
-    "probe",
     "resolve_options",
 ]
 

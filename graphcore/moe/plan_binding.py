@@ -90,6 +90,10 @@ def _refusals(old: PlanSubject, probe: Probe, new: PlanSubject) -> Iterator[str]
         yield f"generation: expected {old.published.generation}, got {new.published.generation}"
     if old.coverage != new.coverage:
         yield "coverage: another one"
+    # whose rows they are is a fact of the call, which no uid of a graph tells
+    before, after = ([each.prompt_rows for each in subject.sightings] for subject in (old, new))
+    if len(before) == len(after) and before != after:
+        yield f"rows of prompts: expected {before}, got {after}"
     if probe is not Probe.SAME_UID:
         yield from _differences(old, new)
 

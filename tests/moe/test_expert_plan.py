@@ -291,6 +291,7 @@ REFUSED_ALWAYS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "other coverage": ({"registered": ADAPTED}, "coverage: another one"),
     "not certified any more": ({"coverage": NOT_CERTIFIED}, "coverage: another one"),
+    "rows of a prompt": (prompts(4), "rows of prompts: expected [0, 0], got [4, 4]"),
 }  # fmt: skip
 
 
@@ -346,7 +347,6 @@ def test_a_route_that_was_tampered_with_is_refused_and_taken_again_when_restored
 
 SIGHTINGS: dict[str, dict[str, Any]] = {
     "rows": {"rows": 3},
-    "prompt_rows": {"prompt_rows": 1},
     "top_k": {"top_k": 1},
     "routes": {"routes": 6},
     "route": {"route": None},
