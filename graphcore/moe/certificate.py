@@ -46,7 +46,7 @@ class Certificate:
         sequences: Sequences that they belong to.
         owner: Number of the model or context that runs it.
         owner_generation: Counts what its owner changed about itself.
-        source_uid: Of the graph that it was made from; see :class:`graphcore.moe.GraphUids`.
+        source_uid: Of the graph that it was made from; :mod:`graphcore.moe.graph_uids` gives uids.
         graph_uid: Of the graph that runs.
         device: Ordinal of the device that it runs on.
         rank: Of the process among those that share the experts.

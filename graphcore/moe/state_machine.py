@@ -12,6 +12,7 @@ from graphcore.moe.boundary_update import boundary_obstacles, fingerprint_differ
 from graphcore.moe.call_facts import CallFacts, Streams
 from graphcore.moe.decision import Decision, refuse
 from graphcore.moe.entry_state import EntryState
+from graphcore.moe.expert_plan import ExpertPlan
 from graphcore.moe.names import Bind, Kind, PlanOutcome, Way
 from graphcore.moe.options import GROUPED_DRIVERS
 from graphcore.moe.property_probe import Probe
@@ -43,7 +44,9 @@ def _is_of_another_generation(entry: EntryState, call: CallFacts) -> bool:
 
 
 def _decide(entry: EntryState, call: CallFacts) -> Decision:
-    refused = _plan_refusal(call) or _phase_refusal(entry, call) or _graph_refusal(entry, call)
+    refused, plan = _plan_refusal(call), call.binding.plan
+    if refused is None and plan is not None:
+        refused = _phase_refusal(entry, call, plan) or _graph_refusal(entry, call, plan)
     if refused is not None:
         return _refuse(call, *refused)
     if call.outcome is PlanOutcome.ORDINARY:
@@ -86,12 +89,10 @@ def _plan_refusal(call: CallFacts) -> Refusal | None:
     return None
 
 
-def _phase_refusal(entry: EntryState, call: CallFacts) -> Refusal | None:
+def _phase_refusal(entry: EntryState, call: CallFacts, plan: ExpertPlan) -> Refusal | None:
     """Whether the capture is one of the other phase, and stays or goes."""
-    plan, capture = call.binding.plan, entry.grouped
-    if plan is None or capture is None or plan.outcome is PlanOutcome.ORDINARY:
-        return None
-    if plan.phase is capture.phase:
+    capture = entry.grouped
+    if capture is None or plan.outcome is PlanOutcome.ORDINARY or plan.phase is capture.phase:
         return None
     obstacles = retention_obstacles(entry, call)
     if obstacles:
@@ -99,11 +100,8 @@ def _phase_refusal(entry: EntryState, call: CallFacts) -> Refusal | None:
     return Reason.PHASE, f"{plan.phase.value}, captured {capture.phase.value}"
 
 
-def _graph_refusal(entry: EntryState, call: CallFacts) -> Refusal | None:
+def _graph_refusal(entry: EntryState, call: CallFacts, plan: ExpertPlan) -> Refusal | None:
     """Why no graph can come of it, whatever was captured."""
-    plan = call.binding.plan
-    if plan is None:
-        return None
     is_plain = plan.outcome is PlanOutcome.ORDINARY
     if not is_plain and not plan.outcome.is_grouped:
         return Reason.NOT_READY, plan.why()

@@ -153,3 +153,11 @@ def test_a_decline_names_every_field_that_differs() -> None:
 def test_another_number_of_expert_rows_is_no_boundary() -> None:
     other = replace(CAPTURED, capture=replace(CAPTURE, fingerprint=fingerprint(semantic_key=1)))
     assert decide(other, boundary()).reason is Reason.FINGERPRINT
+
+
+def test_a_capture_without_a_fingerprint_matches_nothing() -> None:
+    bare = replace(CAPTURED, capture=replace(CAPTURE, fingerprint=None))
+    assert dict(boundary_obstacles(bare, boundary())) == {
+        P.CAPTURE: "no fingerprint",
+        P.FINGERPRINT: "none at the capture",
+    }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -11,7 +11,6 @@ from helpers.moe_calls import (
     BOTH,
     CAPTURE,
     CAPTURED,
-    FINGERPRINT,
     KEY,
     NEW_PROPERTIES,
     PLAIN,
@@ -19,7 +18,6 @@ from helpers.moe_calls import (
     PROPERTIES,
     REQUIRED,
     SEEN_ONCE,
-    WITNESSES,
     Owner,
     call,
     required_entry,
@@ -27,20 +25,17 @@ from helpers.moe_calls import (
 from helpers.moe_cases import CERTIFICATE, fingerprint
 from helpers.moe_manifests import manifest
 from helpers.moe_plans import MANIFEST, plan, prompt_rows, seen, subject
+from helpers.moe_variants import Variants, kinds
 
 from graphcore.moe.call_facts import CallFacts, Streams
-from graphcore.moe.certificate import Certificate
-from graphcore.moe.counters import MoECounting
 from graphcore.moe.coverage import Uncertified, UncertifiedReason
 from graphcore.moe.decline_table import INVALIDATIONS
 from graphcore.moe.entry_state import CaptureState, EntryState
-from graphcore.moe.expert_plan import ExpertPlan, make_plan
-from graphcore.moe.lookup_key import LookupKey
+from graphcore.moe.expert_plan import ExpertPlan
 from graphcore.moe.manifest_registry import Published
 from graphcore.moe.names import Kind, Namespace, RowSemantics, Way
 from graphcore.moe.options import MoEOptions
 from graphcore.moe.ownership import Admission
-from graphcore.moe.plan_binding import bind
 from graphcore.moe.property_probe import Probe, Properties, probe
 from graphcore.moe.reasons import Reason, Retention
 from graphcore.moe.retention import RetentionRule, retention_obstacles
@@ -370,65 +365,6 @@ def test_only_a_plan_of_the_other_phase_retains() -> None:
 
 
 # ---- whole scenarios, with variants side by side ------------------------------------------------
-
-
-@dataclass
-class Variants:
-    """Variants by key, and what their calls did; captures are values that can be told apart."""
-
-    options: MoEOptions = field(default_factory=MoEOptions)
-    generation: int = 5
-    admission: Admission = Admission.OPEN
-    entries: dict[LookupKey, EntryState] = field(default_factory=dict)
-    counting: MoECounting = field(default_factory=MoECounting)
-    captures: int = 0
-
-    def step(
-        self,
-        certificate: Certificate = CERTIFICATE,
-        *,
-        records: tuple[Any, ...] = PROPERTIES.records,
-        uid: int = 8,
-        prompt: bool = False,
-        graph: str = "decode",
-    ) -> Any:
-        rows = prompt_rows(4) if prompt else subject().sightings
-        about = subject(
-            sightings=rows, certificate=certificate, published=Published(MANIFEST, self.generation)
-        )
-        key = LookupKey.of(graph, [(4, 16)] * len(records), certificate)
-        entry = self.entries.get(key, EntryState())
-        looked = probe(entry.properties, uid, certificate.semantic_key(), lambda: records)
-        binding = bind(entry.plan, looked.probe, self.admission, about, make_plan, self.counting)
-        given = CallFacts(
-            looked,
-            binding,
-            certificate,
-            uid,
-            self.generation,
-            fingerprint=FINGERPRINT,
-            owners=OwnersMatch.SAME,
-            options=self.options,
-        )
-        found = decide(entry, given)
-        self.counting.add(*found.counters())
-        captured = None
-        if found.kind in (Kind.CAPTURE, Kind.UPDATE):
-            self.captures += found.kind is Kind.CAPTURE
-            captured = CaptureState(
-                is_grouped=True,
-                phase=binding.plan.phase,
-                semantic_key=certificate.semantic_key(),
-                generation=self.generation,
-                fingerprint=FINGERPRINT,
-                witnesses=WITNESSES,
-            )
-        self.entries[key] = settle(entry, found, given, captured)
-        return found
-
-
-def kinds(variants: Variants, count: int, **more: Any) -> list[Kind]:
-    return [variants.step(**more).kind for _ in range(count)]
 
 
 def test_two_calls_warm_up_and_the_third_replays() -> None:
