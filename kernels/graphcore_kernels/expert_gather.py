@@ -14,7 +14,7 @@ from graphcore.driver import Driver, active, kernel
 from graphcore.driver.records import LaunchConfig, MemoryKind
 from graphcore.errors import ConfigurationError
 from graphcore.resources.tensors import TensorRef, contiguous_strides, describe
-from graphcore_kernels._drivers import Operand, choose_driver, choose_place
+from graphcore_kernels._drivers import Operand, choose_driver, choose_place, device_facts
 from graphcore_kernels._module import load, load_through_cupy, read_source
 from graphcore_kernels.expert_gather_reference import BANK, run
 
@@ -126,7 +126,7 @@ class ExpertGatherer:
             slots,
         )
         load(driver, expert_gather_kernel)
-        blocks = _BLOCKS * driver.device_info().multiprocessors
+        blocks = _BLOCKS * device_facts(driver).multiprocessors
         config = LaunchConfig((blocks, 1, 1), (_THREADS, 1, 1))
         return GatherPlan(operands, config, arguments)
 

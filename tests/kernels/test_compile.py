@@ -14,6 +14,8 @@ from graphcore_kernels._gemm_forms import (
 from graphcore_kernels._module import read_source
 from graphcore_kernels.copy_plan import CopyClass, CopyForm, CopyLayout
 from graphcore_kernels.decode_loop import begin_decode_loop, end_decode_step
+from graphcore_kernels.expert_gather import expert_gather_kernel
+from graphcore_kernels.route_plan import route_plan_i32, route_plan_i64
 from graphcore_kernels.strided_copy import copy_kernel
 
 ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120")
@@ -93,6 +95,30 @@ def test_the_decode_loop_compiles_without_a_spill_and_calls_the_setter_of_condit
     usage = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+)", log)
     assert usage
     assert set(usage) == {("0", "0", "0")}
+
+
+SLOT_KERNELS = (route_plan_i32, route_plan_i64, expert_gather_kernel)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("kernel", SLOT_KERNELS[1:], ids=lambda k: k.name)
+def test_the_kernels_of_slots_compile_without_a_spill(nvrtc, architecture, kernel):
+    code, cubin, log = compile_source(nvrtc, kernel.source, f"-arch={architecture}", "-Xptxas=-v")
+    assert code == 0, log
+    assert "warning" not in log
+    assert kernel.name.encode() + b"\0" in cubin
+    usage = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+)", log)
+    assert usage
+    assert set(usage) == {("0", "0", "0")}
+
+
+@pytest.mark.parametrize("kernel", SLOT_KERNELS, ids=lambda k: k.name)
+def test_the_kernels_of_slots_have_the_parameters_that_their_signatures_say(nvrtc, kernel):
+    code, ptx, log = compile_source(nvrtc, kernel.source, "-arch=compute_90")
+    assert code == 0, log
+    entries = dict(re.findall(r"\.entry (\w+)\((.*?)\n\)", ptx.decode(), re.DOTALL))
+    sizes = [parameter_size(text) for text in entries[kernel.name].split(",\n")]
+    assert sizes == [parameter.size for parameter in kernel.parameters]
 
 
 @pytest.mark.parametrize("kernel", [begin_decode_loop, end_decode_step], ids=lambda k: k.name)
