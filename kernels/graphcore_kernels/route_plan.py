@@ -50,7 +50,7 @@ def _kernel_of(bits: int) -> Kernel:
     return kernel(
         f"route_plan_i{bits}",
         f"const i{bits}* ids, const void* weights, {', '.join(pointers)}, {sizes}",
-        read_source("route_plan.cu"),
+        read_source("route_state.cu") + read_source("route_plan.cu"),
         run,
         loader=load_through_cupy,
     )
@@ -162,7 +162,7 @@ route_plan = RoutePlanner()
 
 
 def shared_bytes(experts: int, slots: int, threads: int = THREADS) -> int:
-    """Shared memory of the block; struct Work in the source."""
+    """Shared memory of the block; struct Work in route_state.cu."""
     words = 7 * slots + 3 * experts + 1 + threads // _WARP * experts + _WARP + 4
     return 8 * slots + 4 * words
 

@@ -8,7 +8,6 @@ from collections import Counter
 import numpy
 import pytest
 from graphcore_kernels import RoutePlan, RoutePolicy, RouteStatus
-from graphcore_kernels._module import read_source
 from graphcore_kernels.route_layout import MOST_FREQUENCY
 from graphcore_kernels.route_plan import route_plan_i32, route_plan_i64
 from helpers.host_block import HostBlocks
@@ -18,7 +17,7 @@ from helpers.route_steps import RouteSteps
 @pytest.fixture(scope="module")
 def host(tmp_path_factory):
     kernels = route_plan_i32, route_plan_i64
-    return HostBlocks(read_source("route_plan.cu"), kernels, tmp_path_factory.mktemp("route_plan"))
+    return HostBlocks(route_plan_i32.source, kernels, tmp_path_factory.mktemp("route_plan"))
 
 
 @pytest.fixture(params=[False, True], ids=["forwards", "backwards"])
