@@ -34,7 +34,13 @@ def test_the_code_of_a_document_runs_in_order_on_the_emulated_driver(document, m
 
 
 def test_the_readme_and_the_pages_with_examples_are_among_those_that_run():
-    pages = {"README.md", "docs/graphs.md", "docs/interop.md", "docs/plans.md"}
+    pages = {
+        "README.md",
+        "docs/decode.md",
+        "docs/graphs.md",
+        "docs/interop.md",
+        "docs/plans.md",
+    }
     assert pages <= set(WITH_CODE)
 
 

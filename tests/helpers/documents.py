@@ -68,12 +68,13 @@ def is_for_a_device(named):
     """Whether the test ``tests/x.py::test_y`` runs on a device only, by its marks or its file's."""
     path, _, name = named.partition("::")
     body = ast.parse((ROOT / path).read_text(encoding="utf-8")).body
-    marks = [
-        ast.unparse(node.value)
-        for node in body
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "pytestmark"
-    ]
+    marks, spellings = [], {"pytest.mark.gpu"}
+    for node in body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "pytestmark":
+            marks.append(ast.unparse(node.value))
+        elif isinstance(node, ast.Assign) and ast.unparse(node.value) in spellings:
+            spellings.add(ast.unparse(node.targets[0]))  # gpu = pytest.mark.gpu
     for node in body:
         if isinstance(node, ast.FunctionDef) and node.name == name:
             marks += map(ast.unparse, node.decorator_list)
-    return "pytest.mark.gpu" in marks
+    return not spellings.isdisjoint(marks)
