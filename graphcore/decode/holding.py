@@ -55,9 +55,14 @@ class Holding(ABC):
 
     @property
     def logits(self) -> torch.Tensor:
-        """Static ``[batch, vocabulary]``: of the last forward. The next step overwrites it.
+        """Static ``[batch, vocabulary]`` of the last forward, in the model's dtype.
 
-        Another tensor only after the model was cast, or got another vocabulary.
+        With guidance float32, the two branches combined. The next step overwrites it. Another
+        tensor only after the model was cast or got another vocabulary, or with a cache of another
+        layout.
+
+        Raises:
+            LifecycleError: No prompt yet.
         """
         return self._step.logits
 

@@ -17,9 +17,7 @@ from typing import Any
 import torch
 
 from graphcore.decode import checks, prompt
-from graphcore.decode.cache_binding import (
-    CacheBinding,
-)
+from graphcore.decode.cache_binding import CacheBinding
 from graphcore.decode.cache_state import is_capturing, refuse_inside_capture
 from graphcore.decode.captured_step import CapturedStep, capture_step
 from graphcore.decode.compiled_step import Compile, check_compile
@@ -50,7 +48,7 @@ _log = logging.getLogger("graphcore")
 
 
 class CUDAGraphAR(Holding, Generating, Exchanging, NotCopied):
-    """Autoregressive decoding of a decoder-only transformers model through one captured graph.
+    """Autoregressive decoding through one captured graph, of a transformers model or a function.
 
     ``capture(input_ids)`` forwards a prompt and captures the step; each ``replay()`` after it
     returns the next token. ``generate`` and ``stream`` do all of it, ``generate_in_one_launch`` and
@@ -94,6 +92,14 @@ class CUDAGraphAR(Holding, Generating, Exchanging, NotCopied):
             longer than computing them.
         guidance: Classifier-free guidance: a second, unconditional branch of every row.
         vocabulary: Of a step function: how many ids it gives logits for.
+
+    Attributes:
+        model: What decodes.
+        cache: The cache in use.
+        driver: Where the graphs live.
+        captures: Graphs captured so far, of steps and of full pieces of prompts.
+        rebinds: Graphs that :meth:`use` has rebound to another cache so far.
+        last_binding: What :meth:`use` did last; None before.
 
     Raises:
         ConfigurationError: A model, a size, a driver or an option that cannot work.
@@ -204,9 +210,10 @@ class CUDAGraphAR(Holding, Generating, Exchanging, NotCopied):
         captured again.
 
         Args:
-            input_ids: int64 ``[batch, tokens]`` on the model's device. Of an encoder-decoder it is
-                the encoder's main input (Whisper: ``input_features``), begins a generation, and
-                empties the cache first; without one, ``decoder_input_ids`` continue.
+            input_ids: int64 or int32 ``[batch, tokens]`` on the model's device. Of an
+                encoder-decoder it is the encoder's main input (Whisper: ``input_features``), begins
+                a generation, and empties the cache first; without one, ``decoder_input_ids``
+                continue.
             attention_mask: Ones for tokens and zeros for padding, as a tokenizer gives it. Padding
                 may stand on either side, or between: every row gives what it gives alone.
             cache: Another cache, taken over first as by :meth:`use`.
@@ -223,7 +230,8 @@ class CUDAGraphAR(Holding, Generating, Exchanging, NotCopied):
                 padding only; or the model was put into a training mode that makes the step random.
             CapacityError: The prompt does not fit.
             CaptureError: The step cannot be captured; the cache is as before.
-            LifecycleError: The runner is closed.
+            LifecycleError: The runner is closed; or decoder ids alone, and the cross K/V are not
+                those of this runner's last prompt.
         """
         checked = self._checked_prompt("capture()", input_ids, attention_mask, cache, seed, inputs)
         start = 0 if checked.begins_anew else self.cache.seen_tokens
