@@ -72,8 +72,9 @@ class CacheState:
         self.last_owner = last_owner
         self.seen: int | None = 0
         self.reached = 0
-        self.lost: str | None = None
         """Tokens that any layer was given by Python: more than ``seen`` after a failed forward."""
+        self.lost: str | None = None
+        """Why what is held is more than what was returned; None: it is not."""
         self._access: tuple[Access, bool] | None = None
         self._device = device
         self._position = static_zeros((), torch.int64, device)
