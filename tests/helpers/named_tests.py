@@ -12,7 +12,8 @@ from helpers import documents
 from helpers.repository import ROOT
 
 PAGE = "docs/features.md"
-DEVICE_RUNS = "benchmarks/results/*/tests.json"
+# the last run of the whole suite, and later ones of a part of it
+DEVICE_RUNS = "benchmarks/results/*/tests*.json"
 
 
 def function_of(test_id):
