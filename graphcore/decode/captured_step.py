@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from graphcore.decode import transformers_compat as compat
+from graphcore.decode import decoder_stack
 from graphcore.decode.compiled_step import Compile, CompiledStep
 from graphcore.decode.one_launch import OneLaunch
 from graphcore.decode.step import DecodeStep
@@ -189,7 +189,7 @@ def named_modules(capturing: Capture, model: Any) -> Iterator[None]:
     if not isinstance(model, torch.nn.Module):
         yield
         return
-    layers = compat.decoder_layers(model)
+    layers = decoder_stack.decoder_layers(model)
     with ExitStack() as hooks:
         for index, layer in enumerate(layers):
             _name(capturing, f"layer {index}", layer, hooks)

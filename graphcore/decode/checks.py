@@ -125,6 +125,7 @@ def check_capacity(model: Any, max_seq_len: int) -> None:
 
 _refused_kinds = {
     "chunked_attention": "its tokens see their own chunk only, not a window",
+    "local": "its own mask counts from the end of the buffer, not from the last token",
     "linear_attention": "it keeps a recurrent state instead of K and V",
     "conv": "it keeps a convolution's state instead of K and V",
     "hybrid": "it keeps a recurrent state beside K and V",
@@ -151,6 +152,22 @@ def check_layers(model: Any) -> None:
             raise ConfigurationError(
                 f"layer {index}: expected full or sliding attention, got {kind!r}: {why}"
             )
+    if compat.looks_ahead(config):
+        raise ConfigurationError(
+            "use_bidirectional_attention: expected tokens that see only those before them, got a "
+            "configuration whose prompt sees itself as a whole, which no causal mask gives"
+        )
+    if getattr(config, "alibi", False):
+        raise ConfigurationError(
+            "alibi: expected positions that are given to the forward, got biases that the model "
+            "makes from a mask of tokens, while a static buffer needs one of slots"
+        )
+    loops = getattr(config, "n_recurrent_loops", None) or 1
+    if loops > 1:
+        raise ConfigurationError(
+            f"n_recurrent_loops: expected layers that a step runs once, got {loops} loops, which "
+            "keep K and V of their own in layers that the model adds to the cache"
+        )
     rank = getattr(config, "kv_lora_rank", None)
     if rank:
         raise ConfigurationError(
@@ -219,6 +236,11 @@ def _check_attention(model: Any) -> None:
         if families.is_encoder_decoder(model)
         else compat.attention_implementation(model)
     )
+    if name is None:
+        raise ConfigurationError(
+            f"attn_implementation: expected 'sdpa' or 'eager', which take a mask over the static "
+            f"buffer, got {type(model).__name__}, whose attention is its own"
+        )
     if name not in ("sdpa", "eager"):
         raise ConfigurationError(
             f"attn_implementation: expected 'sdpa' or 'eager', which take a mask over the static "

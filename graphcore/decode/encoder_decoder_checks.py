@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+from graphcore.decode import decoder_stack
 from graphcore.decode import transformers_compat as compat
 from graphcore.decode import transformers_encoder_decoder as families
 from graphcore.decode.encoder_decoder_cache import EncoderDecoderKVCache
@@ -31,6 +32,33 @@ def check_forward(model: Any) -> None:
             f"cache, got {type(model).__name__}, whose forward lacks {', '.join(missing)}"
         )
     families.attention_shapes(model)
+    _check_layers(model)
+
+
+def _check_layers(model: Any) -> None:
+    name = type(model).__name__
+    if not decoder_stack.masks_single_tokens(model):
+        raise ConfigurationError(
+            f"model: expected a decoder that heeds the mask of a single token, got {name}, whose "
+            "decoder drops it and would see empty slots"
+        )
+    for part, module in model.get_decoder().named_modules():
+        if "padding_mask" in inspect.signature(module.forward).parameters:
+            raise ConfigurationError(
+                f"model: expected experts that no mask routes, got {name}, whose {part} takes the "
+                "mask for one of padding, while a static buffer needs one of slots"
+            )
+    kinds = families.layer_kinds(model)
+    for index, (kind, window) in enumerate(kinds):
+        if not compat.is_attending(kind):
+            raise ConfigurationError(
+                f"decoder layer {index}: expected full or sliding attention, got {kind!r}"
+            )
+        if window is not None and not decoder_stack.takes_masks_by_type(model):
+            raise ConfigurationError(
+                f"decoder layer {index}: expected attention to every token, got a window of "
+                f"{window}: the forward of {name} takes no mask for each type of layer"
+            )
 
 
 def check_cache(model: Any, cache: Any) -> None:

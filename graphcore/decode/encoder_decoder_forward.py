@@ -46,6 +46,7 @@ class EncoderDecoderForward:
         self.cache = cache
         self.rows = cache.batch_size
         self.is_exact = exact or not families.is_masked(model)
+        self._windows = dict(families.layer_kinds(model))
         self._feed = feed
         self._states: torch.Tensor | None = None
         self._is_masked = False
@@ -128,7 +129,6 @@ class EncoderDecoderForward:
     ) -> torch.Tensor:
         count = tokens.shape[1]
         positions = self.cache.position + self._slots[:count]
-        causal = self._slots <= positions[:, None]
         # not a context manager: a compiled step is traced through this
         self.cache.encoder_state.whole = not self.is_exact
         try:
@@ -136,13 +136,30 @@ class EncoderDecoderForward:
                 self.model,
                 tokens,
                 positions=positions.expand(self.rows, count),
-                mask=self._as_mask(causal, count),
+                mask=self._self_masks(positions),
                 states=states,
                 encoder_mask=None if visible is None else self._as_mask(visible, count),
                 cache=self.cache,
             )
         finally:
             self.cache.encoder_state.whole = False
+
+    def _self_masks(self, positions: torch.Tensor) -> torch.Tensor | dict[str, torch.Tensor]:
+        """Which slots of the self half the tokens at ``positions`` see; by type of layer, or one.
+
+        Every token keeps its slot: what left a window is hidden.
+        """
+        count = len(positions)
+        causal = self._slots <= positions[:, None]
+        if not any(self._windows.values()):
+            return self._as_mask(causal, count)
+        return {
+            kind: self._as_mask(
+                causal if window is None else causal & (self._slots > positions[:, None] - window),
+                count,
+            )
+            for kind, window in self._windows.items()
+        }
 
     def _encoded(self, inputs: Mapping[str, Any]) -> torch.Tensor:
         """The encoder's states ``[R, tokens, width]``, which fit."""

@@ -16,6 +16,7 @@ from graphcore.decode.encoder_decoder_cache import EncoderDecoderKVCache
 from graphcore.decode.masks import Masks
 from graphcore.decode.prompt import Prompt, vocabulary_size
 from graphcore.decode.static_cache import StaticKVCache
+from graphcore.errors import ConfigurationError
 
 
 class Forward(Protocol):
@@ -92,9 +93,23 @@ class DecoderForward:
         self._masks.use(cache)
 
     def prefill(self, prompt: Prompt) -> torch.Tensor:
-        """Forwards the prompt behind what the cache holds."""
+        """Forwards the prompt behind what the cache holds.
+
+        Raises:
+            ConfigurationError: The model did not write the cache's last layer once for each token:
+                the position would not be that of its tokens.
+        """
+        start = self.cache.seen_tokens
         self._masks.begin(prompt)
-        return self._feed(self, prompt.ids)
+        logits = self._feed(self, prompt.ids)
+        moved = self.cache.seen_tokens - start
+        if moved != prompt.length:
+            raise ConfigurationError(
+                f"model: expected a forward that moves the cache's position by its "
+                f"{prompt.length} tokens, it moved by {moved}: {type(self.model).__name__} does "
+                f"not write K and V of layer {self.cache._state.last_owner}, the last one, once"
+            )
+        return logits
 
     def logits(self, tokens: torch.Tensor) -> torch.Tensor:
         """Logits ``[R, V]`` of the last of ``tokens [R, T]``, masked on the device."""

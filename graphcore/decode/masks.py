@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from graphcore.decode import decoder_stack
 from graphcore.decode import transformers_compat as compat
 from graphcore.decode.access import Access, Form
 from graphcore.decode.cache_state import static_zeros
@@ -57,10 +58,21 @@ def layouts(model: Any, cache: StaticKVCache) -> dict[str, Layout]:
                 f"layer {index}: expected {found[kind]}, as of the other {kind} layers, got "
                 f"{layout}: a model takes one mask for each type of layer"
             )
-    if model is not None and len(set(found.values())) > 1 and not compat.takes_masks_by_type(model):
+    if (
+        model is not None
+        and len(set(found.values())) > 1
+        and not decoder_stack.takes_masks_by_type(model)
+    ):
         raise ConfigurationError(
             f"model: expected layers that all take one mask, got {found}: the forward of "
             f"{type(model).__name__} takes no mask for each type of layer"
+        )
+    windows = [layout.window for layout in found.values() if layout.window is not None]
+    if windows and not decoder_stack.hides_what_left_a_window(model):
+        raise ConfigurationError(
+            f"model: expected a forward that hides what left a window, got "
+            f"{type(model).__name__}, whose configuration names a window of {windows[0]} tokens "
+            f"which its forward does not heed; give max_seq_len={windows[0]} or less"
         )
     return found
 

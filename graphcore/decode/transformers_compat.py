@@ -38,16 +38,15 @@ __all__ = [
     "LayerShape",
     "StaticCache",
     "cache_keyword",
-    "decoder_layers",
     "forward_logits",
     "generation_setting",
     "hidden_score",
     "is_gradient_checkpointing",
     "layer_kinds",
     "layer_shapes",
+    "looks_ahead",
     "owning_layers",
     "sampling_setting",
-    "takes_masks_by_type",
     "text_config",
 ]
 
@@ -131,18 +130,6 @@ def hidden_score(model: Any) -> float:
     return float(torch.finfo(model.dtype).min)
 
 
-def takes_masks_by_type(model: Any) -> bool:
-    """Whether the decoder's forward takes a mask for each type of layer, as a dict."""
-    for module in model.modules():
-        if any(isinstance(part, torch.nn.ModuleList) for part in module.children()):
-            try:
-                source = inspect.getsource(inspect.unwrap(type(module).forward))
-            except (OSError, TypeError):  # written where no source is kept: it may
-                return True
-            return "dict)" in source and "attention_mask" in source
-    return False
-
-
 def attention_implementation(model: Any) -> str | None:
     """Which attention runs: "sdpa", "eager", "flash_attention_2" and others."""
     name: str | None = text_config(model)._attn_implementation
@@ -172,12 +159,22 @@ def layer_kinds(config: Any) -> list[tuple[str, int | None]]:
     """(kind, window) per layer: "full_attention", "sliding_attention" with its window, others."""
     layers = _layer_configs(config)
     named: Sequence[str] | None = getattr(config, "layer_types", None)
+    if not named:  # GPT-Neo's "global" and "local"
+        named = getattr(config, "attention_layers", None)
     kinds: list[tuple[str, int | None]] = []
     for index, layer in enumerate(layers):
         window = getattr(layer, "sliding_window", None)
         kind = named[index] if named else "sliding_attention" if window else "full_attention"
+        kind = "full_attention" if kind == "global" else kind
         kinds.append((kind, window if kind == "sliding_attention" else None))
     return kinds
+
+
+def looks_ahead(config: Any) -> bool:
+    """Whether tokens of a prompt see those behind them, not only in images ("vision")."""
+    if getattr(config, "use_bidirectional_attention", None) in (True, "all"):
+        return True
+    return getattr(config, "is_causal", True) is False
 
 
 def is_attending(kind: str) -> bool:
@@ -193,23 +190,6 @@ def owning_layers(config: Any) -> tuple[int, ...]:
         return tuple(index for index, mode in enumerate(modes) if mode != "reuse")
     shared = getattr(config, "num_kv_shared_layers", None) or 0
     return tuple(range(count - shared))
-
-
-def decoder_layers(model: Any) -> list[Any]:
-    """The decoder's layer modules, in order; empty where the model does not list them."""
-    if not hasattr(model, "config"):
-        return []
-    config = text_config(model)
-    # of two stacks of layers the configuration names one only, not always the decoder's
-    root, count = (
-        (model.get_decoder(), None)
-        if config.is_encoder_decoder
-        else (model, int(config.num_hidden_layers))
-    )
-    for module in root.modules():
-        if isinstance(module, torch.nn.ModuleList) and len(module) == (count or len(module)):
-            return list(module)
-    return []
 
 
 def layer_shapes(model: Any) -> list[LayerShape]:
@@ -246,7 +226,20 @@ def _projected_shape(module: Any) -> LayerShape | None:
     head_dim = getattr(module, "head_dim", None)
     keys = getattr(getattr(module, "k_proj", None), "out_features", None)
     values = getattr(getattr(module, "v_proj", None), "out_features", None)
+    if head_dim and keys is None:
+        kept = _kept_heads(module)
+        return None if kept is None else LayerShape(kept, head_dim, head_dim)
     if not head_dim or keys is None or values is None or keys % head_dim:
         return None
     heads = keys // head_dim
     return None if values % heads else LayerShape(heads, head_dim, values // heads)
+
+
+def _kept_heads(module: Any) -> int | None:
+    """K/V heads of an attention with one projection for all, where it says how many it keeps."""
+    if getattr(module, "new_decoder_architecture", False):  # Falcon repeats K and V, then keeps all
+        return int(module.num_heads)
+    for name in ("num_kv_heads", "kv_heads"):
+        if isinstance(getattr(module, name, None), int):
+            return int(getattr(module, name))
+    return None

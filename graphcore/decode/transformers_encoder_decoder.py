@@ -84,8 +84,21 @@ def has_learned_positions(model: Any) -> bool:
 
 def attention_implementation(model: Any) -> str | None:
     """Which attention the decoder runs: "sdpa", "eager", "flash_attention_2" and others."""
-    name: str | None = model.get_decoder().config._attn_implementation
+    config = getattr(model.get_decoder(), "config", None)  # FSMT's has none: its attention is fixed
+    name: str | None = getattr(config, "_attn_implementation", None)
     return name
+
+
+def layer_kinds(model: Any) -> list[tuple[str, int | None]]:
+    """(kind, window) of each decoder layer's self attention; empty where the model names none."""
+    config = getattr(model.get_decoder(), "config", None)
+    return [] if getattr(config, "layer_types", None) is None else compat.layer_kinds(config)
+
+
+class EncoderStates(BaseModelOutput):  # type: ignore[misc]  # transformers is untyped
+    """What the decoder's forward is given in place of the encoder's output."""
+
+    router_logits = None  # models with experts pass on the encoder's, which nobody reads here
 
 
 def main_input(model: Any) -> str:
@@ -139,7 +152,7 @@ def decode_logits(
     tokens: torch.Tensor,
     *,
     positions: torch.Tensor,
-    mask: torch.Tensor,
+    mask: torch.Tensor | dict[str, torch.Tensor],
     states: torch.Tensor,
     encoder_mask: torch.Tensor | None,
     cache: Any,
@@ -150,13 +163,13 @@ def decode_logits(
         model: The model.
         tokens: int64 ``[batch, tokens]``.
         positions: int64 ``[batch, tokens]``; where the model takes none, it reads the cache's.
-        mask: 4-D, over the slots of the self half.
+        mask: 4-D, over the slots of the self half; by layer type where their windows differ.
         states: The encoder's, ``[batch, encoder tokens, width]``.
         encoder_mask: 4-D, over what is read of the cross half; None: all of it counts.
         cache: The cache.
     """
     arguments: dict[str, Any] = {
-        "encoder_outputs": BaseModelOutput(last_hidden_state=states),
+        "encoder_outputs": EncoderStates(last_hidden_state=states),
         "attention_mask": encoder_mask,
         "decoder_input_ids": tokens,
         "decoder_attention_mask": mask,

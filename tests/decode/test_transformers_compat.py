@@ -12,7 +12,7 @@ import torch
 from helpers.decode_models import ARCHITECTURES, make_model
 
 import graphcore.decode
-from graphcore.decode import StaticKVCache
+from graphcore.decode import StaticKVCache, decoder_stack
 from graphcore.decode import transformers_compat as compat
 from graphcore.decode.transformers_compat import LayerShape
 
@@ -87,9 +87,9 @@ def test_shapes_come_from_the_configuration_where_no_projection_shows_them(
 
 def test_a_model_that_does_not_list_its_layers_has_none_to_name() -> None:
     model = make_model()
-    assert [layer.self_attn.layer_idx for layer in compat.decoder_layers(model)] == [0, 1, 2]
+    assert [layer.self_attn.layer_idx for layer in decoder_stack.decoder_layers(model)] == [0, 1, 2]
     model.model.layers = None
-    assert compat.decoder_layers(model) == []
+    assert decoder_stack.decoder_layers(model) == []
 
 
 def test_a_value_head_of_another_width_is_seen() -> None:
