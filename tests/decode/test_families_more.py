@@ -61,9 +61,11 @@ def build(family: str, /, head: str = "ForCausalLM", **fields: Any) -> Any:
 
 
 def _gpt_neo(kinds: list[str]) -> Any:
-    sizes = {"hidden_size": 64, "num_layers": 2, "num_heads": 4, "window_size": WINDOW}
+    sizes: dict[str, Any] = {"hidden_size": 64, "num_layers": 2, "num_heads": 4}
     ids = {"vocab_size": VOCABULARY, "eos_token_id": None, "max_position_embeddings": 64}
-    return build("GPTNeo", attention_types=[[kinds, 2 // len(kinds)]], **sizes, **ids)
+    return build(
+        "GPTNeo", window_size=WINDOW, attention_types=[[kinds, 2 // len(kinds)]], **sizes, **ids
+    )
 
 
 def _falcon(**fields: Any) -> Any:
@@ -261,7 +263,13 @@ def test_a_decoder_with_a_window_hides_what_left_it(options: dict[str, Any]) -> 
 
 def test_a_model_that_passes_on_what_its_encoder_routed_needs_none_of_it() -> None:
     """Switch Transformers; its experts are chosen on the host, so no graph is possible."""
-    sizes = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_decoder_layers": 2}
+    sizes: dict[str, Any] = {
+        "d_model": 32,
+        "d_kv": 8,
+        "d_ff": 48,
+        "num_layers": 2,
+        "num_decoder_layers": 2,
+    }
     model = build(
         "SwitchTransformers", "ForConditionalGeneration", **sizes, num_heads=4, num_experts=4,
         num_sparse_encoder_layers=1, num_sparse_decoder_layers=1, vocab_size=VOCABULARY,
