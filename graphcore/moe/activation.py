@@ -53,10 +53,11 @@ def activate(
     """
     if decision.way not in (Way.GRAPH, Way.DIRECT):
         return decision  # neither slots nor a graph are used
+    if decision.plan is None or decision.plan.outcome is PlanOutcome.ORDINARY:
+        return decision
     if facts.refusal is not None:
         return decision.turned(Reason.DISPATCH, str(facts.refusal))
-    is_plain = decision.plan is None or decision.plan.outcome is PlanOutcome.ORDINARY
-    if is_plain or decision.way is Way.DIRECT:
+    if decision.way is Way.DIRECT:
         return decision
     obstacle = next(_obstacles(entry, decision.kind, facts, decided), None)
     return decision if obstacle is None else decision.turned(Reason.ACTIVATION, obstacle)

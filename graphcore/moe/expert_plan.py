@@ -68,6 +68,10 @@ class ExpertPlan:
         staged = any(group.must_stage for group in self.groups)
         return Way.STAGED if staged else Way.DIRECT
 
+    def why_not_direct(self) -> str:
+        """Why it cannot be captured, group by group; "" where it can."""
+        return "; ".join(why for group in self.groups if (why := group.why_not_direct()))
+
     def why(self) -> str:
         """The outcome and its causes, in words."""
         causes = [str(group) for group in self.groups if not group.reason.is_fine]

@@ -82,6 +82,14 @@ class GroupPlan:
         """Whether only chunks through scratch memory serve it, its kernels and slots do not."""
         return self.strategy is Strategy.HOST_STAGED or not self.is_mappable
 
+    def why_not_direct(self) -> str:
+        """Why it cannot be part of a capture, in words; "" where it can."""
+        if self.is_device_direct:
+            return ""
+        if self.strategy is Strategy.HOST_STAGED:
+            return f"group {self.sighting.group}: {self.sighting.routes} routes, {self.slots} slots"
+        return str(self)
+
     def __str__(self) -> str:
         detail = f" ({self.detail})" if self.detail else ""
         return f"group {self.sighting.group}: {self.reason.value}{detail}"

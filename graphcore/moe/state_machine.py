@@ -31,7 +31,8 @@ def decide(entry: EntryState, call: CallFacts) -> Decision:
     current = entry.after(Retention.RESET) if lost else entry
     found = _decide(current, call)
     if not lost:
-        return found
+        # a step of another meaning has a variant of its own, and must not cost this one anything
+        return replace(found, retention=Retention.KEEP) if _is_of_another(entry, call) else found
     if found.reason is Reason.FIRST and entry.capture is not None:
         detail = f"expected {entry.capture.generation}, got {call.generation}"
         found = replace(found, reason=Reason.GENERATION, detail=detail)
@@ -41,6 +42,11 @@ def decide(entry: EntryState, call: CallFacts) -> Decision:
 def _is_of_another_generation(entry: EntryState, call: CallFacts) -> bool:
     capture = entry.grouped
     return capture is not None and capture.generation != call.generation
+
+
+def _is_of_another(entry: EntryState, call: CallFacts) -> bool:
+    capture = entry.grouped
+    return capture is not None and capture.semantic_key != call.semantic_key
 
 
 def _decide(entry: EntryState, call: CallFacts) -> Decision:
@@ -80,6 +86,8 @@ def _plan_refusal(call: CallFacts) -> Refusal | None:
         return Reason.UNAVAILABLE, call.binding.reason
     if plan.outcome is PlanOutcome.ERROR:
         return Reason.PLAN_ERROR, plan.why()
+    if plan.outcome is PlanOutcome.ORDINARY and not call.has_products:
+        return None  # nothing in it could be prepared: the draft model may have no experts
     coverage = plan.subject.coverage
     is_short = call.is_required and not coverage.is_complete
     if plan.outcome is PlanOutcome.INCOMPLETE or is_short:
@@ -112,14 +120,14 @@ def _graph_refusal(entry: EntryState, call: CallFacts, plan: ExpertPlan) -> Refu
     if call.driver not in GROUPED_DRIVERS:
         return Reason.BACKEND, f"expected driver {' or '.join(GROUPED_DRIVERS)}, got {call.driver}"
     if not is_plain and not plan.is_device_direct:
-        return Reason.HOST_STAGED, "; ".join(map(str, plan.groups))
+        return Reason.HOST_STAGED, plan.why_not_direct()
     if call.obstacle:
         return Reason.NOT_CAPTURABLE, call.obstacle
     return None if is_plain else _stream_refusal(entry, call)
 
 
 def _stream_refusal(entry: EntryState, call: CallFacts) -> Refusal | None:
-    if entry.grouped and entry.grouped.semantic_key != call.semantic_key:
+    if entry.grouped and _is_of_another(entry, call):
         detail = f"expected {entry.grouped.semantic_key:#x}, got {call.semantic_key:#x}"
         return Reason.SEMANTICS, detail
     if call.streams is Streams.UNRESOLVED:

@@ -107,9 +107,12 @@ def test_incomplete_coverage_forbids_the_update_as_part_of_the_outcome_and_by_it
 
 def test_required_work_that_is_staged_is_not_updated() -> None:
     given = boundary(made=FEW, required=True)
-    assert [each for each, _ in boundary_obstacles(required_entry(), given)] == [P.STRATEGIES]
+    ((obstacle, detail),) = boundary_obstacles(required_entry(), given)
+    assert obstacle is P.STRATEGIES
+    assert detail == "group layers.0: 8 routes, 4 slots; group layers.1: 8 routes, 4 slots"
     found = decide(required_entry(), given)
     assert (found.kind, found.reason) == (Kind.STAGED, Reason.HOST_STAGED)
+    assert found.detail == detail
 
 
 def test_an_expired_owner_makes_the_capture_incomplete_too() -> None:

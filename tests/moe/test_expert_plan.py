@@ -200,14 +200,28 @@ def test_a_plan_says_why() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "more", "direct"),
-    [(MANIFEST, {}, True), (FEW, {"certificate": REQUIRED}, False), (PAGEABLE, {}, False)],
+    ("given", "more", "why"),
+    [
+        (MANIFEST, {}, ""),
+        (
+            FEW,
+            {"certificate": REQUIRED},
+            "group layers.0: 8 routes, 4 slots; group layers.1: 8 routes, 4 slots",
+        ),
+        (
+            PAGEABLE,
+            {},
+            "group layers.0: its experts lie in memory that the device cannot map "
+            "(layers.0.experts.gate_up lies in pageable host memory)",
+        ),
+    ],
     ids=["slots for every route", "required, more routes", "pageable"],
 )
 def test_only_a_plan_whose_groups_are_all_served_from_slots_can_be_captured(
-    given: Manifest, more: dict[str, Any], direct: bool
+    given: Manifest, more: dict[str, Any], why: str
 ) -> None:
-    assert plan(given, **more).is_device_direct is direct
+    assert plan(given, **more).is_device_direct is (not why)
+    assert plan(given, **more).why_not_direct() == why
 
 
 def test_a_group_that_the_manifest_does_not_have_is_refused() -> None:

@@ -43,6 +43,14 @@ STANDS: dict[str, tuple[ExpertGroup, dict[str, Any], Certificate | None, GroupRe
     "a bank of another group": (
         GROUP, readers({"bank": "lm_head"}), CERTIFICATE, R.DESCRIPTOR, "lm_head is none",
     ),
+    "a bank and weights of another group": (
+        GROUP,
+        {
+            **readers({"bank": "lm_head"}),
+            "sources": (replace(SEEN.sources[0], name="lm_head"), SEEN.sources[1]),
+        },
+        CERTIFICATE, R.DESCRIPTOR, "lm_head is none of its banks",
+    ),
     "weights of another bank": (
         GROUP, {"sources": SEEN.sources[::-1]}, CERTIFICATE, R.DESCRIPTOR, "layers.0.experts.gate",
     ),

@@ -120,15 +120,15 @@ PLAIN_REPLAY = decide(PLAIN, call(made=ORDINARY, has_products=False))
 BUSY = ActivationFacts(Refusal(RefusalReason.BUSY, "layers.0"))
 
 
-@pytest.mark.parametrize(
-    "decision", [DIRECT, CAPTURING, UPDATING, REPLAYING, PLAIN_REPLAY], ids=str
-)
+@pytest.mark.parametrize("decision", [DIRECT, CAPTURING, UPDATING, REPLAYING], ids=str)
 def test_whoever_uses_slots_or_a_graph_needs_a_lease(decision: Decision) -> None:
     found = activate(CAPTURED, decision, BUSY, FINGERPRINT)
     assert (found.kind, found.reason, found.way) == (Kind.DECLINED, Reason.DISPATCH, Way.STAGED)
 
 
-@pytest.mark.parametrize("decision", [STAGED, FAILED], ids=["staged", "failed"])
+@pytest.mark.parametrize(
+    "decision", [STAGED, FAILED, PLAIN_REPLAY], ids=["staged", "failed", "plain"]
+)
 def test_whoever_uses_neither_needs_none(decision: Decision) -> None:
     assert activate(CAPTURED, decision, BUSY) is decision
 

@@ -32,6 +32,7 @@ from graphcore.moe.coverage import Uncertified, UncertifiedReason
 from graphcore.moe.decline_table import INVALIDATIONS
 from graphcore.moe.entry_state import CaptureState, EntryState
 from graphcore.moe.expert_plan import ExpertPlan
+from graphcore.moe.manifest import ManifestFlag
 from graphcore.moe.manifest_registry import Published
 from graphcore.moe.names import Kind, Namespace, RowSemantics, Way
 from graphcore.moe.options import MoEOptions
@@ -47,6 +48,7 @@ KEEP, RETAIN, DROP, RESET = Retention
 PROMPT = plan(sightings=prompt_rows(4))
 STAGED_PROMPT = plan(manifest(slots=4), sightings=prompt_rows(4, manifest(slots=4)))
 ORDINARY = plan(products=(), sightings=())
+SWITCHED_OFF = plan(replace(MANIFEST, flags=ManifestFlag.DISABLED))
 UNCERTIFIED = replace(subject().coverage, record=Uncertified(UncertifiedReason.MOVED))
 ON = MoEOptions(decode_boundary_overlap=True)
 EMPTY = EntryState()
@@ -115,6 +117,20 @@ PATHS: dict[str, tuple[EntryState, CallFacts, Kind, Reason, Retention]] = {
     ),
     "plain, nothing known": (
         EMPTY, call(Probe.FIRST, ORDINARY, has_products=False), Kind.DIRECT, Reason.FIRST, KEEP,
+    ),
+    "plain, required, nothing known": (
+        EMPTY, call(Probe.FIRST, ORDINARY, has_products=False, required=True), Kind.DIRECT,
+        Reason.FIRST, KEEP,
+    ),
+    "plain, required, seen once": (
+        SEEN_ONCE, call(made=ORDINARY, has_products=False, required=True), Kind.CAPTURE,
+        Reason.WARM, KEEP,
+    ),
+    "plain, required, though it has experts": (
+        EMPTY, call(Probe.FIRST, SWITCHED_OFF, required=True), Kind.FAILED, Reason.NOT_READY, KEEP,
+    ),
+    "plain, though it has experts": (
+        EMPTY, call(Probe.FIRST, SWITCHED_OFF), Kind.DIRECT, Reason.FIRST, KEEP,
     ),
     "plain, changed": (
         PLAIN, call(Probe.CHANGED, ORDINARY, has_products=False), Kind.DIRECT, Reason.CHANGED, KEEP,
@@ -251,6 +267,17 @@ KEPT: dict[str, tuple[CallFacts, Reason]] = {
     "another owner": (call(certificate=replace(CERTIFICATE, owner=2)), Reason.SEMANTICS),
     "a malformed certificate": (
         call(certificate=replace(CERTIFICATE, version=9)), Reason.CERTIFICATE,
+    ),
+    "another meaning whose plan is staged": (
+        call(
+            certificate=replace(CERTIFICATE, owner=2),
+            made=plan(sightings=seen(0, equivalence="x"), certificate=None),
+        ),
+        Reason.NOT_READY,
+    ),
+    "another meaning in streams that differ": (
+        call(certificate=replace(CERTIFICATE, owner=2), streams=Streams.INCOHERENT),
+        Reason.SEMANTICS,
     ),
     "another phase": (call(made=PROMPT), Reason.PHASE),
     "graphs switched off": (call(is_disabled=True), Reason.DISABLED),
