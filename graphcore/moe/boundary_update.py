@@ -72,10 +72,7 @@ def _obstacles(entry: EntryState, call: CallFacts) -> Iterator[Obstacle]:
         missing = "no plan" if coverage is None else "; ".join(coverage.shortfalls())
         yield Precondition.COVERAGE, missing
     if plan is not None and not plan.is_device_direct:
-        yield (
-            Precondition.STRATEGIES,
-            "; ".join(str(group) for group in plan.groups if not group.is_device_direct),
-        )
+        yield Precondition.STRATEGIES, plan.why_not_direct()
     if call.streams is not Streams.COHERENT:
         yield Precondition.STREAMS, call.streams.value
     if difference := fingerprint_difference(entry, call):

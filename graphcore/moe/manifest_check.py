@@ -173,7 +173,7 @@ def _of_place(bank: ExpertBank, group: ExpertGroup, where: str) -> Iterator[Reje
 def _of_bytes(bank: ExpertBank, where: str) -> Iterator[Rejected]:
     one = prod(bank.shape[1:]) * ELEMENT_BYTES[bank.dtype]
     stride = one if bank.expert_stride is None else bank.expert_stride
-    if not _is_count(stride, one, _MOST_BYTES) and stride <= _MOST_BYTES:
+    if not _is_a(stride, int) or stride < one:
         expected = f"an expert stride of at least {one} bytes, one expert"
         yield Rejected(Rejection.BOUNDS, where, expected, bank.expert_stride)
         return

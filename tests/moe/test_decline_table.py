@@ -17,6 +17,7 @@ from graphcore.moe.call_facts import CallFacts, Streams
 from graphcore.moe.coverage import Uncertified, UncertifiedReason
 from graphcore.moe.decision import Decision, refuse
 from graphcore.moe.decline_table import DECLINE_TABLE, INVALIDATIONS, ruling
+from graphcore.moe.entry_state import EntryState
 from graphcore.moe.names import Kind, Location, Way
 from graphcore.moe.options import MoEOptions
 from graphcore.moe.ownership import Refusal, RefusalReason
@@ -135,6 +136,18 @@ def test_a_call_comes_to_its_row(
     assert (found.reason, found.kind, found.retention) == (reason, kind, retention)
     assert found.way is (NOTHING if kind is F else way)
     assert not found.uses_graph
+
+
+@pytest.mark.parametrize("required", [False, True], ids=["ordinary", "required"])
+def test_a_prompt_that_does_not_fit_the_slots_is_staged_and_fails_required_work(
+    required: bool,
+) -> None:
+    few = manifest(slots=4)
+    made = plan(few, sightings=prompt_rows(4, few))
+    for entry in (EntryState(), replace(CAPTURED, capture=None)):
+        found = decide(entry, call(made=made, required=required))
+        assert found.reason is Reason.NOT_READY
+        assert (found.kind, found.way) == ((F, NOTHING) if required else (Kind.STAGED, STAGED))
 
 
 CERTIFICATES = {

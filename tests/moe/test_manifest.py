@@ -152,6 +152,9 @@ REJECTED: dict[str, tuple[Manifest, Rejection, str]] = {
         changed(expert_stride=48 * 16 * 4 - 4), R.BOUNDS,
         "group layers.0, bank layers.0.experts.gate_up",
     ),
+    "a stride that is no int": (
+        changed(expert_stride="packed"), R.BOUNDS, "group layers.0, bank layers.0.experts.gate_up",
+    ),
     "experts apart and a byte too few": (
         changed(expert_stride=4096, nbytes=7 * 4096 + 3071), R.BOUNDS,
         "group layers.0, bank layers.0.experts.gate_up",
