@@ -10,6 +10,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from graphcore.moe.admission import (
+        AdmissionOutcome,
+        SlotAdmission,
+    )
     from graphcore.moe.boundary_update import (
         Precondition,
     )
@@ -71,6 +75,10 @@ if TYPE_CHECKING:
         MoEOptions,
         resolve_options,
     )
+    from graphcore.moe.oracle import (
+        SlotDecision,
+        SlotOracle,
+    )
     from graphcore.moe.ownership import (
         Admission,
         Lease,
@@ -85,10 +93,25 @@ if TYPE_CHECKING:
     from graphcore.moe.resource_fingerprint import (
         ResourceFingerprint,
     )
+    from graphcore.moe.slot_group import (
+        SlotGroup,
+    )
+    from graphcore.moe.slot_pool import (
+        SlotPool,
+    )
+    from graphcore.moe.slot_state import (
+        SlotFault,
+        SlotState,
+        SlotTotals,
+    )
+    from graphcore.moe.slot_tables import (
+        SlotTables,
+    )
 
 _names = "graphcore.moe.names"
 _homes = {
     "Admission": "graphcore.moe.ownership",
+    "AdmissionOutcome": "graphcore.moe.admission",
     "BankStatus": _names,
     "Certificate": "graphcore.moe.certificate",
     "CertificateFlag": "graphcore.moe.certificate",
@@ -127,6 +150,15 @@ _homes = {
     "Retention": "graphcore.moe.reasons",
     "Role": _names,
     "RowSemantics": _names,
+    "SlotAdmission": "graphcore.moe.admission",
+    "SlotDecision": "graphcore.moe.oracle",
+    "SlotFault": "graphcore.moe.slot_state",
+    "SlotGroup": "graphcore.moe.slot_group",
+    "SlotOracle": "graphcore.moe.oracle",
+    "SlotPool": "graphcore.moe.slot_pool",
+    "SlotState": "graphcore.moe.slot_state",
+    "SlotTables": "graphcore.moe.slot_tables",
+    "SlotTotals": "graphcore.moe.slot_state",
     "Strategy": _names,
     "Way": _names,
     "examine": "graphcore.moe.manifest_check",
@@ -135,6 +167,7 @@ _homes = {
 
 __all__ = [
     "Admission",
+    "AdmissionOutcome",
     "BankStatus",
     "Certificate",
     "CertificateFlag",
@@ -173,6 +206,15 @@ __all__ = [
     "Retention",
     "Role",
     "RowSemantics",
+    "SlotAdmission",
+    "SlotDecision",
+    "SlotFault",
+    "SlotGroup",
+    "SlotOracle",
+    "SlotPool",
+    "SlotState",
+    "SlotTables",
+    "SlotTotals",
     "Strategy",
     "Way",
     "examine",

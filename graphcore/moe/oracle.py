@@ -123,12 +123,10 @@ class SlotOracle:
 
     def residents(self) -> dict[int, int]:
         """Expert -> slot, what the newest step admits included."""
-        found = {expert: slot for slot, expert in enumerate(self.expert_for_slot) if expert >= 0}
+        held = list(self.expert_for_slot)
         for expert, slot in self.pending or ():
-            old = next((each for each, place in found.items() if place == slot), expert)
-            found.pop(old)
-            found[expert] = slot
-        return dict(sorted(found.items()))
+            held[slot] = expert
+        return dict(sorted((expert, slot) for slot, expert in enumerate(held) if expert >= 0))
 
     # ---- deciding ------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from graphcore.driver import Driver, active, kernel
+from graphcore.driver import Driver, Kernel, active, kernel
 from graphcore.driver.records import LaunchConfig, MemoryKind
 from graphcore.errors import ConfigurationError
 from graphcore.resources.tensors import TensorRef, contiguous_strides, describe
@@ -47,6 +47,11 @@ class GatherPlan:
     operands: Mapping[str, Operand]
     config: LaunchConfig
     arguments: tuple[bytes, ...]
+
+    @property
+    def kernel(self) -> Kernel:
+        """The kernel that does it."""
+        return expert_gather_kernel
 
     def launch(self, stream: Any = None) -> None:
         """Copies on ``stream``, or adds a kernel node where it captures.
