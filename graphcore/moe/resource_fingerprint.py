@@ -12,7 +12,13 @@ from typing import Any, NamedTuple
 
 from graphcore.moe.digest import number_of
 from graphcore.moe.ownership import Admission
-from graphcore.moe.resources import GroupResources, GroupState, Resources, ResourceState
+from graphcore.moe.resources import (
+    SLOT_TABLES,
+    GroupResources,
+    GroupState,
+    Resources,
+    ResourceState,
+)
 
 
 class ResourceField(NamedTuple):
@@ -76,6 +82,7 @@ class ResourceFingerprint:
         return {(field.where, field.name): field.value for field in self.fields}
 
 
+_PARTS = frozenset({"auxiliaries", "banks", "groups", "tables"})
 _MISSING = object()
 
 
@@ -95,15 +102,15 @@ def _differences(
 
 _ADDRESSES = frozenset(
     {
-        "address", "auxiliary_array", "bank_descriptors", "clock", "expert_for_slot", "frequency",
-        "frequency_epoch", "last_used", "plan_buffer", "pool", "resident", "semantic_key",
-        "slot_for_expert", "source", "step", "stream", "transfer_counter",
+        "address", "auxiliary_array", "bank_descriptors", "plan_buffer", "pool", "resident",
+        "semantic_key", "source", "stream", "transfer_counter",
     }
 )  # fmt: skip
 
 
 def _words(name: str, value: object) -> str:
-    return f"{value:#x}" if name in _ADDRESSES and isinstance(value, int) else str(value)
+    is_address = name in _ADDRESSES or name.startswith("table ")
+    return f"{value:#x}" if is_address and isinstance(value, int) else str(value)
 
 
 def resource_fingerprint(
@@ -123,6 +130,7 @@ def _fields(resources: Resources) -> Iterator[ResourceField]:
     for at, group in enumerate(resources.groups):
         where = f"group {at}"
         yield from _of(where, group)
+        yield from (ResourceField(where, f"table {name}", at) for name, at in group.tables)
         for number, auxiliary in enumerate(group.auxiliaries):
             yield from _of(f"{where}, auxiliary {number}", auxiliary)
         for number, bank in enumerate(group.banks):
@@ -134,7 +142,7 @@ def _of(where: str, part: Any) -> Iterator[ResourceField]:
     """The plain fields of one part, in order of definition; parts within it come on their own."""
     for field in fields(part):
         value = getattr(part, field.name)
-        if is_dataclass(value) or field.name in ("banks", "auxiliaries", "groups"):
+        if is_dataclass(value) or field.name in _PARTS:
             continue
         yield ResourceField(where, field.name, value.name if isinstance(value, Enum) else value)
 
@@ -181,6 +189,9 @@ def _size_problem(group: GroupResources) -> str:
     """In which way the parts of a group do not fit each other; "" where they do."""
     if group.routes != group.rows * group.top_k:
         return f"expected {group.rows} x {group.top_k} routes, got {group.routes}"
+    missing = sorted(set(SLOT_TABLES) - {name for name, _ in group.tables})
+    if missing:
+        return f"expected table {missing[0]}, got none"
     if group.auxiliary_count != len(group.auxiliaries):
         return f"expected {group.auxiliary_count} auxiliaries, got {len(group.auxiliaries)}"
     if not group.banks:

@@ -13,6 +13,17 @@ from graphcore.moe.capability import Capability
 from graphcore.moe.names import PlanOutcome, Role
 from graphcore.moe.ownership import Admission
 
+SLOT_TABLES = (
+    "slot_for_expert",
+    "expert_for_slot",
+    "last_used",
+    "frequency",
+    "frequency_epoch",
+    "clock",
+    "step",
+)
+"""Tables without which no group is run from slots."""
+
 
 @dataclass(frozen=True, slots=True)
 class BankResources:
@@ -65,13 +76,7 @@ class GroupResources:
         generation: Counts how often the resource was made anew.
         serial: Of its allocation, never given twice; 0: none.
         stream: Handle of the stream that it runs on.
-        slot_for_expert: Address of the table.
-        expert_for_slot: Address of the table.
-        last_used: Address of the table.
-        frequency: Address of the table.
-        frequency_epoch: Address of the table.
-        clock: Address.
-        step: Address.
+        tables: (name, address) of every table of its slots, :data:`SLOT_TABLES` among them.
         plan_buffer: Address of what the route plan writes.
         plan_bytes: Its size.
         bank_descriptors: Address of what the gather reads about banks.
@@ -94,13 +99,7 @@ class GroupResources:
     generation: int
     serial: int
     stream: int
-    slot_for_expert: int
-    expert_for_slot: int
-    last_used: int
-    frequency: int
-    frequency_epoch: int
-    clock: int
-    step: int
+    tables: tuple[tuple[str, int], ...]
     plan_buffer: int
     plan_bytes: int
     bank_descriptors: int

@@ -18,6 +18,7 @@ from graphcore.moe.names import (
 from graphcore.moe.ownership import Admission
 from graphcore.moe.resource_fingerprint import ResourceFingerprint, resource_fingerprint
 from graphcore.moe.resources import (
+    SLOT_TABLES,
     AuxiliaryResources,
     BankResources,
     GroupResources,
@@ -76,10 +77,8 @@ def capability(**more: Any) -> Capability:
 def group_resources(index: int = 0, **more: Any) -> GroupResources:
     """Of a layer of two banks and a scale."""
     base = 0x7F00_0000 + index * 0x10_0000
-    tables = (
-        "slot_for_expert", "expert_for_slot", "last_used", "frequency", "frequency_epoch", "clock",
-        "step", "plan_buffer", "bank_descriptors", "auxiliary_array",
-    )  # fmt: skip
+    tables = (*SLOT_TABLES, "pinned", "is_open")
+    buffers = ("plan_buffer", "bank_descriptors", "auxiliary_array")
     scale = AuxiliaryResources(
         base + 0x3000, 1, f"layers.{index}.scale", base + 0x4000, Role.DOWN_SCALE, 0, 32, 1
     )
@@ -96,7 +95,8 @@ def group_resources(index: int = 0, **more: Any) -> GroupResources:
         "generation": 1,
         "serial": 3 + index,
         "stream": 0x5000,
-        **{name: base + 0x100 * number for number, name in enumerate(tables)},
+        "tables": tuple((name, base + 0x100 * at) for at, name in enumerate(tables)),
+        **{name: base + 0xA00 + 0x100 * at for at, name in enumerate(buffers)},
         "plan_bytes": 4096,
         "auxiliary_count": 1,
         "miss_values": 1152,

@@ -23,6 +23,7 @@ from graphcore.moe.resource_fingerprint import (
     resource_fingerprint,
 )
 from graphcore.moe.resources import (
+    SLOT_TABLES,
     AuxiliaryResources,
     BankResources,
     GroupResources,
@@ -37,7 +38,7 @@ PARTS = {
     BankResources: "group 1, bank 1",
     Capability: "group 1, bank 1",
 }
-INNER = {"groups", "banks", "auxiliaries", "capability"}
+INNER = {"groups", "banks", "auxiliaries", "capability", "tables"}
 
 
 def other(value: Any) -> Any:
@@ -127,6 +128,26 @@ def test_what_does_not_fit_when_it_changes_alone_is_held_too() -> None:
     )
     later = resource_fingerprint(resources(generation=6), resource_state(generation=6))
     assert fingerprint().compare(later) == ("graph: generation: expected 5, got 6",)
+
+
+TABLES = [name for name, _ in group_resources(1).tables]
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_fingerprint_holds_where_a_table_lies(name: str) -> None:
+    tables = tuple(
+        (each, address + 8 * (each == name)) for each, address in group_resources(1).tables
+    )
+    moved = fingerprint(groups=(group_resources(0), group_resources(1, tables=tables)))
+    (difference,) = fingerprint().compare(moved)
+    assert difference.startswith(f"group 1: table {name}: expected 0x")
+
+
+def test_a_table_more_is_another_fingerprint() -> None:
+    more = group_resources(1, tables=(*group_resources(1).tables, ("totals", 64)))
+    assert fingerprint().compare(fingerprint(groups=(group_resources(0), more))) == (
+        "group 1: table totals: expected none, got 0x40",
+    )
 
 
 def test_equal_resources_have_equal_fingerprints() -> None:
@@ -219,6 +240,13 @@ REFUSED: dict[str, tuple[Resources, Any, FingerprintReason]] = {
     "a state is missing": (resources(), resource_state(groups=(GroupState(),)), R.SIZES),
     "routes are not rows times top k": (groups(routes=7), resource_state(), R.SIZES),
     "another number of auxiliaries": (groups(auxiliary_count=2), resource_state(), R.SIZES),
+    **{
+        f"no table {name}": (
+            groups(tables=tuple(each for each in group_resources(1).tables if each[0] != name)),
+            resource_state(), R.SIZES,
+        )
+        for name in SLOT_TABLES
+    },
     "no bank": (groups(banks=()), resource_state(), R.SIZES),
     "banks of other slots": (groups(slots=9), resource_state(), R.SIZES),
     "another stream": (groups(stream=0x6000), resource_state(), R.STREAM),
