@@ -11,7 +11,7 @@ from functools import cache
 from typing import Literal
 
 from graphcore.driver import Kernel, kernel
-from graphcore.driver.records import LaunchConfig
+from graphcore.driver.records import DeviceInfo, LaunchConfig
 from graphcore_kernels._module import load_through_cupy, read_source
 from graphcore_kernels.moe_grouped_gemm_reference import combine_reference, product_reference
 
@@ -22,7 +22,11 @@ CHUNK_BYTES = 16
 """What memory moves in: rows of x and of the weights begin and end at multiples of it."""
 MOST_EXPERTS = 512
 PLACES_HEADER = 4
+# with the tables of MOST_EXPERTS just below the 99 KiB that a block has on sm_86, sm_89 and sm_120
 _RING_BYTES = 96 * 1024
+# where a block may have 227 KiB, and is alone on its multiprocessor
+_LARGE_RING_BYTES = 192 * 1024
+_ROOMY = frozenset({(9, 0), (10, 0), (10, 3)})
 _WARPS = THREADS // 32
 
 ARITHMETIC = ("bf16", "f16", "ieee", "tf32x3", "tf32")
@@ -66,28 +70,34 @@ class Form:
         most = min(rows, experts) + (0 if self.is_stream else rows // self.tokens)
         return most * -(-columns // self.columns)
 
-    def config(self, rows: int, experts: int, columns: int, multiprocessors: int) -> LaunchConfig:
+    def ring_bytes(self, capability: tuple[int, int]) -> int:
+        """Shared memory, on devices of this capability, for what is copied ahead."""
+        is_roomy = self.blocks == 1 and capability in _ROOMY
+        return _LARGE_RING_BYTES if is_roomy else _RING_BYTES
+
+    def config(self, rows: int, experts: int, columns: int, device: DeviceInfo) -> LaunchConfig:
         """The launch shape: as many blocks as are resident, fewer where there is less to do."""
-        blocks = min(self.blocks * multiprocessors, self.tasks(rows, experts, columns))
-        shared = _RING_BYTES + 4 * (_WARPS + experts + 1)
+        blocks = min(self.blocks * device.multiprocessors, self.tasks(rows, experts, columns))
+        shared = self.ring_bytes(device.capability) + 4 * (_WARPS + experts + 1)
         return LaunchConfig((blocks, 1, 1), (THREADS, 1, 1), shared)
 
 
 NARROW = Form("narrow", 16, 16, is_stream=True, blocks=2)
+MEDIUM = Form("medium", 32, 16, is_stream=True, blocks=2)
 WIDE = Form("wide", 64, 32, is_stream=True, blocks=1)
 WIDE_16 = Form("wide", 64, 16, is_stream=True, blocks=1)
 TILE_64 = Form("tile64", 128, 64, is_stream=False, blocks=1)
 TILE_128 = Form("tile128", 128, 128, is_stream=False, blocks=1)
 # rows for each expert that has any, up to which a form is chosen
-_NARROW_ROWS, _WIDE_ROWS, _TILE_64_ROWS = 4, 32, 96
+_MOST_ROWS = {"narrow": 4, "medium": 16, "wide": 32, "tile64": 96}
 
 
 def forms_of(arithmetic: str, layout: Layout) -> dict[str, Form]:
     """The forms by name; F32 in more than one product per element leaves less room for sums."""
     has_room = arithmetic not in {"ieee", "tf32x3"}
     forms = [WIDE if has_room else WIDE_16, TILE_64]
-    if layout == "nk":
-        forms.insert(0, NARROW)
+    if layout == "nk":  # of [K, N] a warp reads whole chunks of columns
+        forms[:0] = [NARROW, MEDIUM] if has_room else [NARROW]
     if arithmetic != "tf32x3":
         forms.append(TILE_128)
     return {form.name: form for form in forms}
@@ -97,13 +107,10 @@ def choose_form(rows: int, experts: int, arithmetic: str, layout: Layout) -> For
     """The form for ``rows`` rows at most, shared by ``experts`` experts."""
     forms = forms_of(arithmetic, layout)
     each = rows / max(1, min(rows, experts))
-    if each <= _NARROW_ROWS and "narrow" in forms:
-        return forms["narrow"]
-    if each <= _WIDE_ROWS:
-        return forms["wide"]
-    if each <= _TILE_64_ROWS or "tile128" not in forms:
-        return forms["tile64"]
-    return forms["tile128"]
+    for name, most in _MOST_ROWS.items():
+        if name in forms and each <= most:
+            return forms[name]
+    return list(forms.values())[-1]
 
 
 def combine_config(tokens: int, columns: int, multiprocessors: int) -> LaunchConfig:
@@ -118,15 +125,16 @@ def places_bytes(rows: int) -> int:
 
 
 @cache
-def product_source(arithmetic: str, layout: Layout, form: Form) -> str:
+def product_source(arithmetic: str, layout: Layout, form: Form, ring_bytes: int) -> str:
     """The source of one kernel: what was chosen, and the text that all share."""
     chosen = {
         "NAME": product_name(arithmetic, layout, form),
         "PRECISION": ARITHMETIC.index(arithmetic),
         "KN": int(layout == "kn"),
-        "TILES": 1 if form.columns == NARROW.columns else 4,
+        "TILES": form.columns // 16 if form.is_stream else 4,
         "TOKENS": form.tokens,
         "BLOCKS": form.blocks,
+        "RING": ring_bytes // CHUNK_BYTES,
     }
     way = "gemm_stream" if form.is_stream else "gemm_tile"
     parts = ("tensor_cores", "grouped_rows", "gemm_sums", way, "moe_grouped_gemm")
@@ -144,13 +152,19 @@ def product_name(arithmetic: str, layout: Layout, form: Form) -> str:
     return f"moe_grouped_gemm_{arithmetic}_{layout}_{form.name}"
 
 
+def product_kernel(
+    arithmetic: str, layout: Layout, form: Form, capability: tuple[int, int]
+) -> Kernel:
+    """The kernel of one form for devices of a capability; one object for each ring."""
+    return _product_kernel(arithmetic, layout, form, form.ring_bytes(capability))
+
+
 @cache
-def product_kernel(arithmetic: str, layout: Layout, form: Form) -> Kernel:
-    """The kernel of one form; one object each."""
+def _product_kernel(arithmetic: str, layout: Layout, form: Form, ring_bytes: int) -> Kernel:
     return kernel(
         product_name(arithmetic, layout, form),
         _SIGNATURE,
-        product_source(arithmetic, layout, form),
+        product_source(arithmetic, layout, form, ring_bytes),
         product_reference(arithmetic, is_kn=layout == "kn"),
         loader=load_through_cupy,
     )

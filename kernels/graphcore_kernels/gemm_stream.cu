@@ -6,7 +6,7 @@
 
 #define WIDTH (16 * GEMM_TILES)
 #define PITCH (WIDTH + 4)
-#define RING 768  // chunks of a warp
+#define RING (GEMM_RING / WARPS)  // chunks of a warp
 
 template <int NT>
 __device__ __forceinline__ void multiply_rows(const Problem& p, const Task& task, int first_row) {
@@ -113,7 +113,6 @@ __device__ __forceinline__ void multiply_rows(const Problem& p, const Task& task
     __syncthreads();
 }
 
-#define RING_CHUNKS (WARPS * RING)
 #define TASK_ROWS 0
 
 __device__ __forceinline__ void do_task(const Problem& p, const Task& task) {

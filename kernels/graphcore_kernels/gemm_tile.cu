@@ -8,7 +8,7 @@
 #define STAGE_DEPTH 8  // chunks along the depth
 #define WEIGHTS (WIDTH * STAGE_DEPTH)
 #define STAGE (WEIGHTS + GEMM_TOKENS * STAGE_DEPTH)
-#define STAGES (6144 / STAGE)
+#define STAGES (GEMM_RING / STAGE)
 #define PER_WARP (GEMM_TOKENS / 4)  // tokens
 #define ROW_CHUNKS (WIDTH / V)      // of a row of [K, N]
 
@@ -139,5 +139,4 @@ __device__ __forceinline__ void do_task(const Problem& p, const Task& task) {
     __syncthreads();
 }
 
-#define RING_CHUNKS (STAGES * STAGE)
 #define TASK_ROWS GEMM_TOKENS

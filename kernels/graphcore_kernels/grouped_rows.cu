@@ -48,10 +48,9 @@ __device__ __forceinline__ int slot_of(const Problem& p, int expert) {
 }
 
 // what is wrong with an expert: 0 or a fault
-__device__ __forceinline__ int look_at(const Problem& p, int expert, int begin, int end) {
+__device__ __forceinline__ int look_at(const Problem& p, int begin, int end, int slot) {
     if (begin < 0 || end < begin || end > p.rows) return BAD_OFFSETS;
     if (begin == end) return 0;
-    const int slot = slot_of(p, expert);
     if (slot < 0) return NO_SLOT;
     return slot < p.n_slots ? 0 : SLOT_OUT_OF_RANGE;
 }
@@ -74,7 +73,9 @@ struct Tasks {
         const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
         int is_bad = 0;
         for (int e = threadIdx.x; e < p.experts; e += THREADS) {
-            const int fault = look_at(p, e, p.offsets[e], p.offsets[e + 1]);
+            // three loads that do not wait for each other
+            const int begin = p.offsets[e], end = p.offsets[e + 1], slot = slot_of(p, e);
+            const int fault = look_at(p, begin, end, slot);
             is_bad |= fault == BAD_OFFSETS;
             if (fault && blockIdx.x == 0) report(p.error, fault | e << 8);
         }

@@ -7,9 +7,10 @@
 // bits depend neither on its neighbours nor on where its expert lies.
 //
 // The host defines GEMM_NAME, GEMM_PRECISION (0 bf16, 1 f16, 2 ieee, 3 tf32x3, 4 tf32), GEMM_KN
-// (weights [K, N]; else [N, K]), GEMM_TILES (16-row tiles of a warp, 1 or 4), GEMM_TOKENS (most
-// rows of a pass) and GEMM_BLOCKS (of a multiprocessor), and puts before this text tensor_cores,
-// grouped_rows, gemm_sums, and gemm_stream or gemm_tile, which say how a task is done.
+// (weights [K, N]; else [N, K]), GEMM_TILES (16-row tiles of a warp: 1, 2 or 4), GEMM_TOKENS (most
+// rows of a pass), GEMM_BLOCKS (of a multiprocessor) and GEMM_RING (chunks of shared memory). It
+// puts tensor_cores, grouped_rows, gemm_sums, and gemm_stream or gemm_tile, which say how a task is
+// done, before this text.
 
 // Shared memory: the ring, a word for each warp, experts + 1 words. Strides count elements.
 extern "C" __global__ void __launch_bounds__(THREADS, GEMM_BLOCKS) GEMM_NAME(
@@ -21,7 +22,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, GEMM_BLOCKS) GEMM_NAME(
                     gather, scale, scatter, out, places, error, x_stride * ELEMENT,
                     slot_stride * ELEMENT, weight_stride * ELEMENT, out_stride, x_rows, rows,
                     experts, n_slots, columns, depth, routes, activation};
-    int* const sums = reinterpret_cast<int*>(shared_memory + RING_CHUNKS);
+    int* const sums = reinterpret_cast<int*>(shared_memory + GEMM_RING);
     const int width = activation == NONE ? WIDTH : WIDTH / 2;
     Tasks<TASK_ROWS> tasks{sums + WARPS, round_up_division(out_columns(p), width), false};
     tasks.plan(p, sums);

@@ -170,7 +170,8 @@ class MoeGroupedGemm:
                 any contents; needed with ``scatter`` only. None allocates it.
             error: int32 [1], raised by the device to expert * 256 + fault (GemmFault) where that
                 is greater, and never cleared. None allocates it.
-            form: "narrow", "wide", "tile64" or "tile128" instead of what suits the capacities.
+            form: "narrow", "medium", "wide", "tile64" or "tile128" instead of what suits the
+                capacities. Not every precision and layout has all five.
             stream: Anything that is a stream. None: the capture under way on this thread, else
                 torch's or CuPy's current stream where the tensors are theirs, else the legacy one.
             driver: The driver to launch through. None: the stream's, the capture's or the device's.
@@ -310,14 +311,14 @@ def _launches(
 ) -> tuple[GemmLaunch, ...]:
     if not sizes.rows:
         return ()
-    multiprocessors = device_facts(driver).multiprocessors
+    device = device_facts(driver)
     address = {name: ref.address for name, ref in refs.items()}
     places, out_stride = 0, _step(refs["out"], 0)
     products = address["out"]
     if sizes.tokens:
         places = address["workspace"]
         products = places + places_bytes(sizes.rows)
-    product = product_kernel(sizes.arithmetic, sizes.layout, form)
+    product = product_kernel(sizes.arithmetic, sizes.layout, form, device.capability)
     arguments = product.pack(
         address["x"], address["weights"], address["offsets"], address.get("slots", 0),
         address.get("gather", 0), address.get("scale", 0), address.get("scatter", 0), products,
@@ -326,7 +327,7 @@ def _launches(
         sizes.x_rows, sizes.rows, sizes.experts, sizes.n_slots, sizes.columns, sizes.depth,
         sizes.rows if sizes.tokens else 0, sizes.activation,
     )  # fmt: skip
-    config = form.config(sizes.rows, sizes.experts, sizes.columns, multiprocessors)
+    config = form.config(sizes.rows, sizes.experts, sizes.columns, device)
     launches = (GemmLaunch(product, config, arguments),)
     if not sizes.tokens:
         return launches
@@ -336,7 +337,7 @@ def _launches(
         address["error"], out_stride, sizes.tokens, sizes.rows // sizes.tokens,
         sizes.out_columns, sizes.experts,
     )  # fmt: skip
-    config = combine_config(sizes.tokens, sizes.out_columns, multiprocessors)
+    config = combine_config(sizes.tokens, sizes.out_columns, device.multiprocessors)
     return (*launches, GemmLaunch(combine, config, arguments))
 
 

@@ -285,6 +285,7 @@ CASES: dict[str, Case] = {
     "no rows at all": Case((0, 0, 0), slack=5),
     "one expert": Case((11,), has_slots=False),
     "more experts than threads": Case((1, 0, 2) * 100, columns=24, depth=16),
+    "as many experts as there may be": Case((0, 1, 0, 0) * 128, columns=8, depth=8),
     "rows before and after": Case((2, 17, 1), start=3, slack=6),
     "pitched rows": Case((5, 2, 8), pitch=24),
     "short depth": Case((3, 4), depth=8, columns=8),

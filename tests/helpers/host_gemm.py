@@ -53,13 +53,15 @@ class HostGemm:
     def copies(self) -> int:
         return int(self._library.count_copies())
 
-    def run(self, kernel: Kernel, grid: int, arguments: Sequence[Any]) -> None:
+    def run(self, kernel: Kernel, grid: int, shared_bytes: int, arguments: Sequence[Any]) -> None:
         """Launches a kernel with addresses and numbers, in the order of its signature."""
         values = [
             ctypes.c_void_p(value) if each.is_pointer else _C_TYPES[each.type](value)
             for each, value in zip(kernel.parameters, arguments, strict=True)
         ]
-        getattr(self._library, f"run_{kernel.name}")(ctypes.c_int(grid), *values)
+        getattr(self._library, f"run_{kernel.name}")(
+            ctypes.c_int(grid), ctypes.c_int(shared_bytes), *values
+        )
 
 
 def _in_its_namespace(kernel: Kernel) -> str:
@@ -70,8 +72,8 @@ def _in_its_namespace(kernel: Kernel) -> str:
     undefine = "".join(f"#undef {name}\n" for name in defined)
     return (
         f"namespace in_{kernel.name} {{\n{text}\n}}\n{undefine}"
-        f'extern "C" void run_{kernel.name}(int the_grid, {parameters}) {{\n'
-        f"    launch(the_grid, in_{kernel.name}::{kernel.name}, {names});\n}}\n"
+        f'extern "C" void run_{kernel.name}(int the_grid, int the_shared_bytes, {parameters}) {{\n'
+        f"    launch(the_grid, the_shared_bytes, in_{kernel.name}::{kernel.name}, {names});\n}}\n"
     )
 
 

@@ -120,7 +120,8 @@ static void run_block() {
 
 // ---- memory ------------------------------------------------------------------------------------
 
-static const int SHARED_BYTES = 101376;  // what the smallest listed device gives a block
+static const int SHARED_BYTES = 232448;  // the most that a listed device gives a block
+static int shared_chunks;                // of this launch
 static Chunk shared_memory[SHARED_BYTES / 16];
 
 struct Range {
@@ -131,7 +132,7 @@ static i64 wrong_copies, copies;
 
 static void copy_async(Chunk* to, const void* from, bool is_valid) {
     const char* at = (const char*)from;
-    if (to < shared_memory || to >= shared_memory + SHARED_BYTES / 16) ++wrong_copies;
+    if (to < shared_memory || to >= shared_memory + shared_chunks) ++wrong_copies;
     bool is_inside = (uintptr_t)at % 16 == 0;
     if (is_valid) {
         bool is_known = false;
@@ -283,17 +284,21 @@ static void report(int* error, int word) {
 static const u32 POISON = 0x7fc0dead;  // not a number
 
 template <typename Kernel, typename... Arguments>
-static void launch(int grid, Kernel kernel, Arguments... arguments) {
+static void launch(int grid, int shared_bytes, Kernel kernel, Arguments... arguments) {
     static Kernel the_kernel;
     the_kernel = kernel;
     static std::tuple<Arguments...> given;
     given = {arguments...};
     body = [] { std::apply(the_kernel, given); };
     gridDim.x = grid;
+    shared_chunks = shared_bytes / 16;
     for (blockIdx.x = 0; blockIdx.x < gridDim.x; ++blockIdx.x) {
         for (Chunk& chunk : shared_memory)
             for (u32& word : chunk.word) word = POISON;
         run_block();
+        const u32* const end = (const u32*)(shared_memory + SHARED_BYTES / 16);
+        for (const u32* word = (const u32*)shared_memory + shared_bytes / 4; word < end; ++word)
+            if (*word != POISON) ++wrong_copies;
     }
 }
 

@@ -182,7 +182,9 @@ OTHER_GEMMS = [
 
 
 def check_gemm(nvrtc, architecture, arithmetic, layout, form) -> None:
-    kernel = product_kernel(arithmetic, layout, forms_of(arithmetic, layout)[form])
+    number = re.search(r"\d+", architecture).group()
+    capability = (int(number[:-1]), int(number[-1]))
+    kernel = product_kernel(arithmetic, layout, forms_of(arithmetic, layout)[form], capability)
     options = (f"-arch={architecture}", "-Xptxas=-v")
     code, cubin, log = compile_source(nvrtc, kernel.source, *options)
     assert code == 0, log
@@ -219,7 +221,10 @@ def test_combining_compiles_without_a_spill(nvrtc, architecture, element):
 
 @pytest.mark.parametrize(
     "kernel",
-    [product_kernel("bf16", "nk", forms_of("bf16", "nk")["narrow"]), combine_kernel("bf16")],
+    [
+        product_kernel("bf16", "nk", forms_of("bf16", "nk")["narrow"], (9, 0)),
+        combine_kernel("bf16"),
+    ],
     ids=["product", "combine"],
 )
 def test_the_grouped_product_has_the_parameters_that_its_signature_says(nvrtc, kernel):
@@ -232,8 +237,10 @@ def test_the_grouped_product_has_the_parameters_that_its_signature_says(nvrtc, k
 
 def test_grouped_products_of_the_same_kind_are_one_object():
     form = forms_of("tf32", "kn")["wide"]
-    assert product_kernel("tf32", "kn", form) is product_kernel("tf32", "kn", form)
+    kernel = product_kernel("tf32", "kn", form, (9, 0))
+    assert kernel is product_kernel("tf32", "kn", form, (10, 0))
+    assert kernel is not product_kernel("tf32", "kn", form, (12, 0))  # a smaller ring
     assert combine_kernel("tf32") is combine_kernel("ieee")
-    names = {product_kernel(a, n, f).name for a in ARITHMETIC for n in ("nk", "kn")
+    names = {product_kernel(a, n, f, (9, 0)).name for a in ARITHMETIC for n in ("nk", "kn")
              for f in forms_of(a, n).values()}  # fmt: skip
     assert len(names) == len(HOT_GEMMS) + len(OTHER_GEMMS)

@@ -7,10 +7,11 @@ from dataclasses import replace
 import numpy
 import pytest
 from graphcore_kernels import Fault, GemmFault, moe_grouped_gemm, read_fault
-from graphcore_kernels._gemm_forms import ARITHMETIC, choose_form, forms_of
+from graphcore_kernels._gemm_forms import ARITHMETIC, MOST_EXPERTS, choose_form, forms_of
 from helpers.gemm_problems import CASES, Case, Placed, decode, every_type, placed, poison
 
 from graphcore.driver import Driver
+from graphcore.driver.records import DeviceInfo
 
 
 def run(driver: Driver, operands: Placed, **others):
@@ -78,7 +79,7 @@ def test_tables_alone_decide_where_an_expert_lies(graphcore_driver):
     assert results[0] == results[1]
 
 
-@pytest.mark.parametrize("form", [None, "narrow", "wide", "tile64"])
+@pytest.mark.parametrize("form", [None, "narrow", "medium", "wide", "tile64"])
 def test_the_same_inputs_give_the_same_bits(graphcore_driver, form):
     case = Case((4, 30, 0, 90), choices=2, has_scale=True, columns=264, depth=512, form=form)
     with placed(graphcore_driver, case) as operands:
@@ -235,10 +236,32 @@ def test_no_rows_means_no_launch(graphcore_driver):
 @pytest.mark.parametrize("layout", ["nk", "kn"])
 @pytest.mark.parametrize("arithmetic", ARITHMETIC)
 def test_the_form_follows_the_rows_that_an_expert_can_have(arithmetic, layout):
-    names = [choose_form(rows, 128, arithmetic, layout).name for rows in (8, 2048, 8192, 131072)]
-    small = "narrow" if layout == "nk" else "wide"
+    counts = (8, 2048, 4096, 8192, 131072)
+    names = [choose_form(rows, 128, arithmetic, layout).name for rows in counts]
+    medium = "wide" if arithmetic in {"ieee", "tf32x3"} else "medium"
+    few = ["narrow", medium] if layout == "nk" else ["wide", "wide"]
     large = "tile64" if arithmetic == "tf32x3" else "tile128"
-    assert names == [small, "wide", "tile64", large]
+    assert names == [*few, "wide", "tile64", large]
+
+
+# of a block at most, by compute capability (CUDA C++ programming guide)
+SHARED_KIB = {
+    (8, 0): 163, (8, 6): 99, (8, 9): 99, (9, 0): 227, (10, 0): 227, (10, 3): 227, (12, 0): 99,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("layout", ["nk", "kn"])
+@pytest.mark.parametrize("arithmetic", ARITHMETIC)
+def test_the_shared_memory_of_most_experts_fits_every_listed_device(arithmetic, layout):
+    for capability, most in SHARED_KIB.items():
+        device = DeviceInfo(0, "any", capability, 0, 132, (13, 0))
+        for form in forms_of(arithmetic, layout).values():
+            config = form.config(100_000, MOST_EXPERTS, 28672, device)
+            # a KiB of each block is the system's, where several share a multiprocessor
+            assert form.blocks * (config.shared_bytes + 1024) <= max(most + 1, 200) * 1024
+            assert config.shared_bytes <= most * 1024
+            assert config.grid == (form.blocks * 132, 1, 1)
+            assert form.config(1, 1, 8, device).grid == (1, 1, 1)
 
 
 def test_the_launch_shape_depends_on_capacities_only(graphcore_driver):

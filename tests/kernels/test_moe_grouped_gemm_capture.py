@@ -38,7 +38,7 @@ def replay(driver, stream, made, operands) -> None:
     stream.synchronize()
 
 
-@pytest.mark.parametrize("form", ["narrow", "wide", "tile64", "tile128"])
+@pytest.mark.parametrize("form", ["narrow", "medium", "wide", "tile64", "tile128"])
 def test_one_executable_follows_counts_slots_and_data(graphcore_driver, form):
     driver = graphcore_driver
     with (
@@ -147,3 +147,46 @@ def test_torch_tensors_are_multiplied_in_a_capture_among_torchs_own_work():
             assert torch.allclose(out.double(), expected, rtol=1e-2, atol=5e-2)
             assert torch.equal(doubled, out * 2)
             assert error.item() == 0
+
+
+def test_a_graph_plan_has_it_as_a_call_on_its_own_buffers():
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    tensors = {
+        "x": torch.randn(6, 16),
+        "weights": torch.randn(3, 8, 16),
+        "offsets": torch.tensor([0, 2, 6], dtype=torch.int32),
+        "slots": torch.tensor([2, 0], dtype=torch.int32),
+        "routes": torch.tensor([4, 0, 1, 3, 2, 5], dtype=torch.int32),
+        "out": torch.full((3, 8), torch.nan),
+        "workspace": torch.empty(moe_grouped_gemm.workspace_bytes(6, 8), dtype=torch.uint8),
+        "error": torch.zeros(1, dtype=torch.int32),
+    }
+    plan = graphcore.GraphPlan("experts")
+    names = {torch.float32: "float32", torch.int32: "int32", torch.uint8: "uint8"}
+    buffers = {
+        name: plan.buffer(name, tuple(tensor.shape), names[tensor.dtype])
+        for name, tensor in tensors.items()
+    }
+
+    def multiply(x, weights, offsets, slots, routes, out, workspace, error):
+        moe_grouped_gemm(
+            x, weights, offsets, slots, out, scatter=routes, workspace=workspace, error=error
+        )
+
+    written = [buffers[name] for name in ("out", "workspace", "error")]
+    plan.call(
+        multiply, *buffers.values(), reads=list(buffers.values()), writes=written, name="experts"
+    )
+    plan.memset(buffers["workspace"], 0xFF, name="poison")
+    assert plan.after_of(1) == (0,)
+    driver = graphcore.open_driver("emulated")
+    with plan.capture(tensors, driver=driver) as graph, graph.instantiate() as made:
+        assert graph.snapshot().summary()["kernel"] == 2
+        for first in (2, 5):
+            tensors["offsets"][1] = first
+            made.launch()
+            products = torch.empty(6, 8)
+            x, weights, routes = tensors["x"], tensors["weights"], tensors["routes"].long()
+            products[routes[:first]] = x[:first] @ weights[2].T
+            products[routes[first:]] = x[first:] @ weights[0].T
+            assert torch.allclose(tensors["out"], products.view(3, 2, 8).sum(1), atol=1e-4)

@@ -16,7 +16,7 @@ from graphcore.driver import open_driver
 
 # one of each way that fragments are read and made; the rest are the slow test's
 FAST = [
-    ("bf16", "nk", "narrow"), ("bf16", "kn", "wide"), ("bf16", "nk", "tile64"),
+    ("bf16", "nk", "medium"), ("bf16", "kn", "wide"), ("bf16", "nk", "tile64"),
     ("bf16", "kn", "tile128"), ("ieee", "nk", "narrow"), ("ieee", "kn", "wide"),
     ("ieee", "kn", "tile64"), ("tf32x3", "nk", "wide"), ("tf32x3", "kn", "tile64"),
 ]  # fmt: skip
@@ -29,12 +29,15 @@ EVERY = [
 DTYPES = {"bf16": "bfloat16", "f16": "float16"}
 
 
-def build(folder, chosen) -> HostGemm:
+ROOMY, TIGHT = (9, 0), (8, 6)
+
+
+def build(folder, chosen, capability=ROOMY) -> HostGemm:
     compiler = shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
         pytest.skip("no C++ compiler: neither g++ nor clang++ is on the path")
     products = [
-        product_kernel(arithmetic, layout, forms_of(arithmetic, layout)[form])
+        product_kernel(arithmetic, layout, forms_of(arithmetic, layout)[form], capability)
         for arithmetic, layout, form in chosen
     ]
     combines = {combine_kernel(arithmetic) for arithmetic, _, _ in chosen}
@@ -56,7 +59,7 @@ def run(host: HostGemm, operands, grid: int) -> None:
     host.allow_reads(*ranges)
     for each in operands.plan().launches:
         values = [getattr(value, "address", value) for value in each.kernel.unpack(each.arguments)]
-        host.run(each.kernel, grid, values)
+        host.run(each.kernel, grid, each.config.shared_bytes, values)
     assert host.wrong_copies == 0
 
 
@@ -182,13 +185,17 @@ def test_a_copy_outside_the_operands_is_seen(host):
                   for value in launch.kernel.unpack(launch.arguments)]  # fmt: skip
         x, weights = operands.refs["x"], operands.refs["weights"]
         host.allow_reads((x.address, x.nbytes), (weights.address, weights.nbytes // 2))
-        host.run(launch.kernel, 2, values)
+        host.run(launch.kernel, 2, launch.config.shared_bytes, values)
         assert host.wrong_copies
 
 
 @pytest.mark.slow
-def test_every_form_of_the_source_does_every_case(tmp_path):
-    host = build(tmp_path, EVERY)
+@pytest.mark.parametrize("capability", [ROOMY, TIGHT], ids=["large ring", "small ring"])
+def test_every_form_of_the_source_does_every_case(tmp_path, capability, monkeypatch):
+    host = build(tmp_path, EVERY, capability)
+    driver = type(open_driver("emulated"))
+    info = replace(open_driver("emulated").device_info(), capability=capability)
+    monkeypatch.setattr(driver, "device_info", lambda self: info)
     for kind in EVERY:
         for case in CASES.values():
             check(host, of(case, *kind))
