@@ -105,7 +105,7 @@ def test_the_source_does_more_than_one_tile_of_everything(host, kind):
     check(host, of(case, *kind), grid=7)
 
 
-@pytest.mark.parametrize("kind", names(FAST))
+@pytest.mark.parametrize("kind", names(FAST[:3]))
 def test_any_number_of_blocks_gives_the_same_bits(host, kind):
     case = of(Case((5, 0, 70, 2), columns=136, choices=1, has_scale=True), *kind)
     seen = set()
@@ -178,7 +178,7 @@ def test_a_weight_is_read_once_where_rows_are_few(host):
 
 
 def test_a_copy_outside_the_operands_is_seen(host):
-    case = of(Case((3, 4)), "bf16", "nk", "narrow")
+    case = of(Case((3, 4)), "bf16", "nk", "medium")
     with placed(open_driver("emulated"), case) as operands:
         (launch,) = operands.plan().launches
         values = [getattr(value, "address", value)
