@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from itertools import chain
 from typing import Any
 
 import torch
@@ -31,9 +30,11 @@ _warmup_steps = 2
 class CapturedStep:
     """Graph and executable of one decode step, and its loop once that was asked for; owns them."""
 
-    def __init__(self, graph: Graph, executable: GraphExec) -> None:
+    def __init__(self, graph: Graph, executable: GraphExec, model: Any) -> None:
         self.graph = graph
         self.executable = executable
+        # the graph keeps them: an id stands for one tensor
+        self._weights = {name: id(weight) for name, weight in _weights_of(model).items()}
         self._loop: OneLaunch | None = None
 
     @property
@@ -75,13 +76,16 @@ class CapturedStep:
         if moved:
             return str(moved[0])
         known = {id(owner.object) for owner in self.executable.owners}
-        if not isinstance(model, torch.nn.Module):  # what a function works on, check() has compared
-            model = torch.nn.Module()
-        weights = chain(model.named_parameters(), model.named_buffers())
-        now = chain(named, ((f"model.{name}", tensor) for name, tensor in weights))
-        return next(
-            (f"{name}: another tensor" for name, tensor in now if id(tensor) not in known), None
-        )
+        for name, tensor in named:
+            if id(tensor) not in known:
+                return f"{name}: another tensor"
+        weights, places = _weights_of(model), set(self._weights.values())
+        for name, weight in weights.items():
+            is_elsewhere = id(weight) in places and id(weight) != self._weights.get(name)
+            if id(weight) not in known or is_elsewhere:
+                return f"model.{name}: another tensor"
+        # what was taken out changes the step too: an adapter, a bias
+        return next((f"model.{name}: gone" for name in self._weights if name not in weights), None)
 
     def rebind(self, buffers: Mapping[str, torch.Tensor]) -> RebindOutcome:
         """Makes the step work on other ``buffers``, by the names that were given at capture.
@@ -159,7 +163,14 @@ def capture_step(
         step.restore(saved)
         cache.restore_slot(at, slot)
         cache.seek(held)
-    return CapturedStep(capturing.graph, capturing.graph.instantiate(guard="owners"))
+    return CapturedStep(capturing.graph, capturing.graph.instantiate(guard="owners"), model)
+
+
+def _weights_of(model: Any) -> dict[str, torch.Tensor]:
+    """Weights and buffers by name; none of a function: what it works on is compared otherwise."""
+    if not isinstance(model, torch.nn.Module):
+        return {}
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 
 def _keep(capturing: Capture, step: DecodeStep) -> None:

@@ -177,7 +177,7 @@ def _checked_ids(
         raise ConfigurationError(
             f"{field}: expected ids from 0 to {vocabulary - 1}, got {lowest} to {highest}"
         )
-    return ids.to(torch.int64)
+    return ids.to(torch.int64, copy=True)  # it may be an alias of what a step writes
 
 
 def _check_place(cache: EncoderDecoderKVCache, field: str, tensor: torch.Tensor) -> None:

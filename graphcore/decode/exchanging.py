@@ -130,7 +130,7 @@ class Exchanging(ABC):
         step.use(cache)
         step.sampler.forget()
         self._step, self._token = step, step.token
-        self.cache, self._state = cache, cache._state
+        self.__dict__["cache"], self._state = cache, cache._state  # not by assigning: see Fixed
         cache.watch(self)
         self._variants.stale = None
         self._captured = self._variants.get(step.key)

@@ -148,7 +148,8 @@ class Generating(Guarding, ABC):
         """As :meth:`generate`, one token at a time.
 
         Checks, prompt and capture happen in this call; each ``next`` decodes one token and waits
-        for it. ``int(ids)`` is the id where the batch is 1.
+        for it. ``int(ids)`` is the id where the batch is 1. Where it is left half way, a row that
+        has finished repeats the pad for :meth:`replay` too, until the next prompt.
 
         Returns:
             An iterator of int64 ``[batch]`` on the host, each a tensor of its own. It ends after

@@ -27,6 +27,8 @@ class Guarding:
     _variants: Variants
     _prompts: Runs | None = None
     """Prompts as runs, since the first guard: they write the logits, eagerly."""
+    _eager_steps: Runs | None = None
+    """Steps that were not replays, as runs, since the first guard."""
 
     def guarded_token(self) -> OutputGuard:
         """The token of the newest step, readable until the next one: as :meth:`guarded`.
@@ -58,6 +60,8 @@ class Guarding:
             )
         guard = OutputGuard(self._captured.executable, tensor, name)
         self._prompts = self._prompts or Runs()
+        self._eager_steps = self._eager_steps or Runs()
+        guard.watch(self._eager_steps)
         if guard.overlaps(self._step.logits):
             guard.watch(self._prompts)
         for step in self._variants:
@@ -70,6 +74,11 @@ class Guarding:
         if self._prompts is not None:
             # guards of the same memory learn of each other's runs
             OutputGuard(executable, [self._token, self._step.logits])
+
+    def _step_ran_eagerly(self) -> None:
+        """A step has written token and logits without a graph, which was disabled meanwhile."""
+        if self._eager_steps is not None:
+            self._eager_steps.note(None, None)
 
     def _prompt_is_written(self) -> None:
         """A prompt has written the logits."""

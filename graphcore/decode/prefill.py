@@ -144,7 +144,8 @@ class CapturedChunks(Chunks):
         with without_cached_casts(), capturing, named_modules(capturing, forward.model):
             self._keep(capturing, forward)
             buffer.copy_(forward.logits(tokens))
-        return CapturedStep(capturing.graph, capturing.graph.instantiate(guard="owners"))
+        executable = capturing.graph.instantiate(guard="owners")
+        return CapturedStep(capturing.graph, executable, forward.model)
 
     def _named(self, forward: Forward) -> dict[str, torch.Tensor]:
         assert self._tokens is not None, "graphs exist only after the first full chunk"

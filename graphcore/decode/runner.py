@@ -22,6 +22,7 @@ from graphcore.decode.cache_state import is_capturing, refuse_inside_capture
 from graphcore.decode.captured_step import CapturedStep, capture_step
 from graphcore.decode.compiled_step import Compile, check_compile
 from graphcore.decode.exchanging import Exchanging
+from graphcore.decode.fixed import fixed
 from graphcore.decode.flight import Flight
 from graphcore.decode.forward import Feed, in_one_piece
 from graphcore.decode.forwards import cache_for, check_continues, checked_prompt, forward_for
@@ -106,6 +107,8 @@ class CUDAGraphAR(Holding, Generating, Exchanging, NotCopied):
         CacheTypeError: A cache that is not static.
     """
 
+    model: Any = fixed("make a runner for the other model")
+    cache: StaticKVCache = fixed("use(cache) takes another one over")
     _gave_back = False
 
     def __init__(  # noqa: PLR0913  (each is a choice of its own)
@@ -420,6 +423,7 @@ class CUDAGraphAR(Holding, Generating, Exchanging, NotCopied):
     def _run_eagerly(self) -> None:
         with torch.no_grad(), self._state.written_by(self):
             self._step.run()
+        self._step_ran_eagerly()
 
     def _checked_prompt(
         self,

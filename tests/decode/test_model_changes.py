@@ -48,11 +48,17 @@ def _extend_vocabulary(model: Any) -> None:
     head[VOCABULARY:] = (torch.randn(30, head.shape[1]) * 2).to(head)
 
 
+def _exchange_layers(model: Any) -> None:
+    layers = model.model.layers
+    layers[0], layers[1] = layers[1], layers[0]
+
+
 CHANGES: dict[str, Callable[[Any], object]] = {
     "weights exchanged behind their tensors": _exchange_data,
     "another module": _exchange_head,
     "cast to another dtype": lambda model: model.to(torch.float64),
     "another vocabulary": _extend_vocabulary,
+    "layers exchanged for each other": _exchange_layers,
 }
 
 
@@ -69,6 +75,20 @@ def test_the_next_prompt_captures_a_changed_model_again(
     assert runner.captures == 2
     if change != "cast to another dtype":
         assert not torch.equal(expected, before)  # control: the change shows
+
+
+def test_the_next_prompt_captures_a_model_again_from_which_a_weight_was_taken(
+    runner: CUDAGraphAR, prompt: torch.Tensor
+) -> None:
+    head = runner.model.lm_head
+    bias = torch.linspace(-4, 4, VOCABULARY, device=prompt.device)
+    head.bias = torch.nn.Parameter(bias[torch.arange(VOCABULARY) * 31 % VOCABULARY])
+    before = runner.generate(prompt, NEW)
+    head.bias = None
+    expected = eager_tokens(runner.model, prompt, NEW)
+    assert torch.equal(runner.generate(prompt, NEW), expected)
+    assert runner.captures == 2
+    assert not torch.equal(expected, before)  # control: the change shows
 
 
 def test_weights_written_in_place_need_no_other_capture(

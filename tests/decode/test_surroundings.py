@@ -15,7 +15,7 @@ from helpers.interrupts import press_at
 
 from graphcore.decode import CUDAGraphAR, Sampling, StaticKVCache
 from graphcore.driver.emulated import EmulatedDriver
-from graphcore.errors import ConfigurationError, LifecycleError
+from graphcore.errors import ConfigurationError, LifecycleError, OverwrittenOutputError
 
 NEW = 8
 _sampling = Sampling(temperature=0.8, top_k=9, top_p=0.9, min_p=0.01, repetition_penalty=1.3)
@@ -178,3 +178,35 @@ def test_end_ids_may_be_any_iterable(model: Any, expected: torch.Tensor) -> None
         assert wanted.shape[1] < 5 + NEW
         for ends in ({end}, iter([end]), (each for each in [end]), torch.tensor([end])):
             assert torch.equal(runner.generate(make_prompt(5), NEW, eos_token_id=ends), wanted)
+
+
+def test_cache_and_model_of_a_runner_are_not_exchanged_by_assigning(
+    model: Any, expected: torch.Tensor
+) -> None:
+    with make_runner(model) as runner:
+        cache = runner.cache
+        with pytest.raises(ConfigurationError, match=r"cache: expected .* got StaticKVCache: use"):
+            runner.cache = StaticKVCache.for_model(model, 32)
+        with pytest.raises(ConfigurationError, match=r"model: expected .* got LlamaForCausalLM"):
+            runner.model = make_model()
+        assert runner.cache is cache
+        assert runner.model is model
+        assert torch.equal(runner.generate(make_prompt(5), NEW), expected)
+        other = StaticKVCache.for_model(model, 32)
+        runner.use(other)
+        assert runner.cache is other
+
+
+def test_a_guarded_token_is_overwritten_by_a_step_without_its_graph_too(
+    model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with make_runner(model) as runner:
+        runner.capture(make_prompt(5))
+        runner.replay()
+        guard = runner.guarded_token()
+        monkeypatch.setenv("GRAPHCORE_DISABLE", "1")
+        runner.capture(make_prompt(5, seed=1))
+        guard.get()  # a prompt leaves the token
+        runner.replay()
+        with pytest.raises(OverwrittenOutputError):
+            guard.get()
