@@ -36,6 +36,7 @@ from graphcore.decode.sampler import Sampler
 from graphcore.decode.sampling import Sampling, check_seed
 from graphcore.decode.static_cache import StaticKVCache
 from graphcore.decode.step import DecodeStep
+from graphcore.decode.undoing import taken_back
 from graphcore.decode.variants import Variants
 from graphcore.decode.weak_call import weakly
 from graphcore.driver import Driver, active
@@ -357,7 +358,7 @@ class CUDAGraphAR(Holding, Generating, Exchanging, NotCopied):
                     checked.ids, checked.mask, seed=checked.seed, continues=start > 0
                 )
         except BaseException as error:
-            _rewind(self.cache, start, error)
+            taken_back(self.cache, start, error)
             self._disarm("the last prompt failed: capture another one")
             raise
         self._arm()
@@ -488,15 +489,3 @@ class CUDAGraphAR(Holding, Generating, Exchanging, NotCopied):
         if position != seen:
             # K and V are written and the position moved, but the logits may be half done
             self._disarm("the last step was interrupted: capture a prompt, or generate")
-
-
-def _rewind(cache: StaticKVCache, start: int, error: BaseException) -> None:
-    """Empties the slots from ``start`` on again; a second failure becomes a note on the first."""
-    try:
-        try:
-            cache.rewind(start)
-        except LifecycleError as overwritten:
-            error.add_note(f"the cache was emptied: {overwritten}")
-            cache.reset()
-    except Exception as second:
-        error.add_note(f"while emptying the cache again: {second}")
