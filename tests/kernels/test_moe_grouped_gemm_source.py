@@ -11,6 +11,8 @@ from graphcore_kernels import Fault, GemmFault, read_fault
 from graphcore_kernels._gemm_forms import combine_kernel, forms_of, product_kernel
 from helpers.gemm_problems import CASES, Case, decode, every_type, placed, poison
 from helpers.host_gemm import HostGemm
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from graphcore.driver import open_driver
 
@@ -167,6 +169,56 @@ def test_bad_tables_read_and_write_nothing_outside(host, kind, name):
         out = decode(operands.read("out"), operands.problem.case.dtype)
         assert not numpy.isnan(out).any()
         assert out.any() == (told.fault is not Fault.BAD_OFFSETS)
+
+
+WORDS = st.one_of(
+    st.integers(-2, 14),
+    st.sampled_from([-(2**31), 2**31 - 1, 2**30, -(2**30)]),
+)
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> dict[str, numpy.ndarray]:
+    """Tables of four experts and twelve rows, now and then with anything in them."""
+    ends = sorted(draw(st.lists(st.integers(0, 12), min_size=5, max_size=5)))
+    made = {
+        "offsets": ends,
+        "slots": draw(st.permutations(range(6)))[:4],
+        "gather": draw(st.lists(st.integers(0, 5), min_size=12, max_size=12)),
+        "scatter": draw(st.permutations(range(12))),
+    }
+    for values in made.values():
+        if draw(st.integers(0, 2)) == 0:
+            values[draw(st.integers(0, len(values) - 1))] = draw(WORDS)
+    # which of two rows with one route counts is not said
+    routes = [n if made["scatter"].index(n) == at else -1 for at, n in enumerate(made["scatter"])]
+    made["scatter"] = routes
+    return {name: numpy.array(values, numpy.int32) for name, values in made.items()}
+
+
+@pytest.mark.parametrize("kind", names(FAST[:3]))
+@given(tables=tables(), choices=st.sampled_from([0, 2, 3]))
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_whatever_the_tables_hold_source_and_reference_agree(host, kind, tables, choices):
+    case = Case(
+        (3, 2, 4, 3), choices=choices, has_gather=True, has_scale=True, columns=40, depth=32
+    )
+    driver = open_driver("emulated")
+    with placed(driver, of(case, *kind), **tables) as operands:
+        for launch in operands.plan().launches:
+            launch.kernel.run_reference(launch.config, launch.arguments)
+        expected, told = operands.read("out"), operands.read("error")[0]
+        for name in ("out", "error"):
+            operands.change(name, operands.problem.arrays[name])
+        run(host, operands, 3)
+        for name in operands.refs:
+            operands.read(name)  # its guards are whole
+        assert operands.read("error")[0] == told
+        got = decode(operands.read("out"), operands.problem.case.dtype)
+        wanted = decode(expected, operands.problem.case.dtype)
+        assert numpy.allclose(got, wanted, rtol=2e-2, atol=2e-2, equal_nan=True)
 
 
 def test_a_weight_is_read_once_where_rows_are_few(host):
