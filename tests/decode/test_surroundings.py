@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.decode_models import eager_tokens, make_model, make_prompt
+from helpers.encoder_decoder_models import encoder_inputs, make_encoder_decoder
 from helpers.interrupts import press_at
 
 from graphcore.decode import CUDAGraphAR, Sampling, StaticKVCache
@@ -210,3 +211,18 @@ def test_a_guarded_token_is_overwritten_by_a_step_without_its_graph_too(
         runner.replay()
         with pytest.raises(OverwrittenOutputError):
             guard.get()
+
+
+def test_a_decoder_goes_on_behind_the_runners_own_token() -> None:
+    model = make_encoder_decoder("bart")
+    encoder = encoder_inputs("bart")
+    found = []
+    with make_runner(model, max_seq_len=16) as runner:
+        for kept in (False, True):
+            runner.generate(**encoder, max_new_tokens=3)
+            token = runner.replay()[:, None]
+            ids = token.clone() if kept else token
+            more = runner.generate(None, 4, decoder_input_ids=ids, keep_cache=True)
+            found.append(more.tolist())
+    assert found[0] == found[1]
+    assert len(set(found[0][0])) > 1
