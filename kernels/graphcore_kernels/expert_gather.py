@@ -53,6 +53,15 @@ class GatherPlan:
         """The kernel that does it."""
         return expert_gather_kernel
 
+    def values(self, views: Mapping[str, Any]) -> tuple[Any, ...]:
+        """The kernel's arguments, with ``views`` for the miss list's tables, by name.
+
+        So that a :class:`graphcore.GraphPlan` launches it. The addresses of banks are in them as
+        they are, which no plan can see: tell it that the slots are written, ``writes=[...]``.
+        """
+        packed = zip(self.kernel.parameters, self.kernel.unpack(self.arguments), strict=True)
+        return tuple(views.get(each.name) if each.is_pointer else value for each, value in packed)
+
     def launch(self, stream: Any = None) -> None:
         """Copies on ``stream``, or adds a kernel node where it captures.
 

@@ -76,6 +76,15 @@ class RoutePlan:
     config: LaunchConfig
     arguments: tuple[bytes, ...]
 
+    def values(self, views: Mapping[str, Any]) -> tuple[Any, ...]:
+        """The kernel's arguments, with ``views`` for the operands, by name.
+
+        So that a :class:`graphcore.GraphPlan` launches it over its own buffers, and sees what it
+        reads and writes: ``plan.launch(made.kernel, made.config, *made.values(buffers))``.
+        """
+        packed = zip(self.kernel.parameters, self.kernel.unpack(self.arguments), strict=True)
+        return tuple(views.get(each.name) if each.is_pointer else value for each, value in packed)
+
     def launch(self, stream: Any = None) -> None:
         """Plans a step on ``stream``, or adds a kernel node where it captures.
 

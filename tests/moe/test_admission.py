@@ -8,11 +8,12 @@ import weakref
 
 import numpy
 import pytest
-from graphcore_kernels import RoutePolicy, RouteStatus, moe_grouped_gemm
-from helpers.every_fault import each_fault
+from graphcore_kernels import RoutePolicy, RouteStatus, moe_grouped_gemm, route_plan
+from helpers.every_fault import each_fault, interrupts_instead
 from helpers.slot_pools import EXPERTS, ROWS, SLOTS, TOP_K, Model
 
 import graphcore
+from graphcore import GraphPlan
 from graphcore.driver import Driver
 from graphcore.errors import CapacityError, CaptureError, CudaError, LifecycleError
 from graphcore.moe import AdmissionOutcome, SlotAdmission
@@ -89,6 +90,53 @@ def test_the_grouped_product_of_admitted_experts_is_that_of_all_experts(graphcor
                         for route in order]  # fmt: skip
             numpy.testing.assert_allclose(out.read(), expected, rtol=1e-5, atol=1e-6)
     assert error.read() == [0]
+
+
+def test_steps_of_several_shapes_share_the_slots_of_a_group(graphcore_driver):
+    model, draw = Model(graphcore_driver, ["layer"]), random.Random(11)
+    oracle, steps = model.oracles["layer"], {}
+    for rows in (1, 2, 5):
+        ids = Buffer.allocate((rows, 1), "int64", driver=graphcore_driver)
+        admission = SlotAdmission(model.pool, "layer", ids)
+        with graphcore.capture(driver=graphcore_driver) as captured:
+            admission.launch()
+        steps[rows] = ids, admission, captured.graph, captured.graph.instantiate()
+    for _ in range(40):
+        rows = draw.choice([1, 2, 5])
+        ids, admission, _, made = steps[rows]
+        chosen = [draw.randrange(EXPERTS) for _ in range(rows)]
+        ids.write(numpy.reshape(chosen, (rows, 1)))
+        made.launch()
+        expected = oracle.plan(chosen)
+        assert admission.outputs["slots"].read().tolist() == list(expected.slots)
+        assert model.pool.residents()["layer"] == oracle.residents()
+        model.check_rows()
+    for _, _, graph, made in steps.values():
+        made.close()
+        graph.close()
+
+
+def test_a_graph_plan_launches_both_kernels_in_their_order(graphcore_driver):
+    model, draw = Model(graphcore_driver, ["layer"]), random.Random(12)
+    group, admission = model.pool["layer"], model.admissions["layer"]
+    bound = {"ids": model.ids["layer"], **group.tables.tensors, **admission.outputs,
+             **{f"rows {bank}": rows for bank, rows in group.rows.items()}}  # fmt: skip
+    planned = route_plan.plan(model.ids["layer"], group.tables.tensors, admission.outputs)
+    plan = GraphPlan()
+    held = {name: plan.buffer(name, each.shape, each.dtype) for name, each in bound.items()}
+    plan.launch(planned.kernel, planned.config, *planned.values(held))
+    gather = group.gather
+    plan.launch(
+        gather.kernel, gather.config, *gather.values(held),
+        writes=[held[f"rows {bank}"] for bank in group.rows],
+        reads=[held[name] for name in ("miss_expert", "miss_slot", "miss_count")],
+    )  # fmt: skip
+    with plan.build(bound, driver=graphcore_driver) as graph, graph.instantiate() as made:
+        assert len(graph.snapshot().edges) == 1
+        for _ in range(8):
+            chosen = model.choose(draw)
+            made.launch()
+            model.check(chosen)
 
 
 def test_a_refused_step_copies_nothing_and_the_next_one_is_right(model):
@@ -224,6 +272,13 @@ def test_a_fault_at_any_call_of_a_launch_leaves_slots_that_are_right():
         goes_on(fault.state)
         seen.append(fault.where)
     assert any(where.startswith("launch after 1") for where in seen)
+
+
+def test_ctrl_c_at_any_call_of_a_launch_leaves_slots_that_are_right(monkeypatch):
+    interrupts_instead(monkeypatch)
+    for _, fault in each_fault(warmed_up, Model.launch):
+        assert isinstance(fault.error, KeyboardInterrupt), fault.where
+        goes_on(fault.state)
 
 
 def test_a_plan_whose_copy_was_refused_is_undone_outside_of_captures_only(model):
