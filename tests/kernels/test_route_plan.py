@@ -28,7 +28,7 @@ def sizes(draw):
     return experts, draw(st.integers(1, experts + 2))
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(data=st.data(), size=sizes(), policy=POLICIES)
 def test_every_table_and_output_is_the_oracles_over_random_steps(data, size, policy):
     experts, _ = size
@@ -53,13 +53,13 @@ def test_every_table_and_output_is_the_oracles_over_random_steps(data, size, pol
 def test_thousands_of_steps_of_a_skewed_router_agree_with_the_oracle(uses_frequency):
     draw = random.Random(7)
     steps = RouteSteps(64, 24, RoutePolicy(uses_frequency))
-    for index in range(1200):
+    for index in range(900):
         # what is popular drifts, so that old counters must be forgotten
         centre = index // 100 * 7
         ids = [(centre + min(int(draw.expovariate(0.12)), 63)) % 64 for _ in range(16)]
         steps.step(ids, 8)
-    assert steps.oracle.hits > 500
-    assert steps.oracle.misses > 500
+    assert steps.oracle.hits > 400
+    assert steps.oracle.misses > 400
 
 
 def test_a_bound_of_the_clock_or_of_the_steps_changes_no_decision():
