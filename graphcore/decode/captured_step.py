@@ -136,7 +136,7 @@ def capture_step(
             cannot be compiled.
     """
     model, cache = step.forward.model, step.forward.cache
-    held = cache.seen_tokens
+    held, reached = cache.seen_tokens, cache._state.reached
     at = min(held, cache.max_seq_len - 1)  # a full cache has no free slot to warm up in
     slot = cache.saved_slot(at)
     saved = step.saved()
@@ -163,6 +163,7 @@ def capture_step(
         step.restore(saved)
         cache.restore_slot(at, slot)
         cache.seek(held)
+        cache._state.reached = reached
     return CapturedStep(capturing.graph, capturing.graph.instantiate(guard="owners"), model)
 
 

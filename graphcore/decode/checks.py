@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from graphcore.decode import encoder_decoder_checks
+from graphcore.decode import decoder_stack, encoder_decoder_checks
 from graphcore.decode import transformers_compat as compat
 from graphcore.decode import transformers_encoder_decoder as families
 from graphcore.decode.encoder_decoder_cache import EncoderDecoderKVCache
@@ -156,6 +156,11 @@ def check_layers(model: Any) -> None:
         raise ConfigurationError(
             "use_bidirectional_attention: expected tokens that see only those before them, got a "
             "configuration whose prompt sees itself as a whole, which no causal mask gives"
+        )
+    if not decoder_stack.masks_causally(model):
+        raise ConfigurationError(
+            f"model: expected tokens that see only those before them, got {type(model).__name__}, "
+            "whose forward lets a prompt see itself as a whole"
         )
     if getattr(config, "alibi", False):
         raise ConfigurationError(

@@ -32,11 +32,27 @@ def masks_single_tokens(model: Any) -> bool:
     return source is None or "input_shape[-1] > 1:" not in source
 
 
+def masks_causally(model: Any) -> bool:
+    """Whether tokens see only those before them where the model makes masks itself.
+
+    In some versions decoders made of BERT's kin (MegatronBert, RemBert) let a prompt see itself.
+    """
+    stack, _ = _stack(model)
+    around = [] if stack is None else [m for m in model.modules() if stack in m.modules()]
+    sources = [source for source in map(_source, around) if source is not None]
+    sees_all = any(" attention_mask = create_bidirectional_mask(" in source for source in sources)
+    return not sees_all or any("create_causal_mask(" in source for source in sources)
+
+
 def _source_of_stack(model: Any) -> str | None:
     """What the forward over the decoder's layers is written as; None where nobody kept it."""
     stack, _ = _stack(model)
+    return None if stack is None else _source(stack)
+
+
+def _source(module: Any) -> str | None:
     try:
-        return None if stack is None else inspect.getsource(inspect.unwrap(type(stack).forward))
+        return inspect.getsource(inspect.unwrap(type(module).forward))
     except (OSError, TypeError):
         return None
 

@@ -80,6 +80,10 @@ def checked_mask(ids: torch.Tensor, mask: Any, name: str = "input_ids") -> torch
         return None
     field = name.replace("input_ids", "attention_mask")
     shape = list(getattr(mask, "shape", ()))
+    if isinstance(mask, torch.Tensor) and (mask.layout is not torch.strided or mask.is_meta):
+        raise ConfigurationError(
+            f"{field}: expected a dense tensor with values, got {mask.layout} on {mask.device}"
+        )
     if not isinstance(mask, torch.Tensor) or shape != list(ids.shape):
         raise ConfigurationError(
             f"{field}: expected the shape of {name} {list(ids.shape)}, got {shape}"

@@ -16,7 +16,7 @@ import transformers
 from helpers.decode_models import VOCABULARY, eager_tokens, make_prompt
 from transformers import GenerationMixin
 
-from graphcore.decode import CUDAGraphAR
+from graphcore.decode import CUDAGraphAR, decoder_stack
 from graphcore.driver import open_driver
 from graphcore.errors import CaptureError, ConfigurationError
 
@@ -198,6 +198,20 @@ def test_a_family_that_no_mask_of_slots_serves_is_refused_at_construction(family
     model = make()
     with pytest.raises(ConfigurationError, match=message):
         CUDAGraphAR(model, max_seq_len=CAPACITY, driver=open_driver("emulated"))
+
+
+def test_decoders_of_berts_kin_see_what_came_before_or_are_refused() -> None:
+    """Transformers 5.17 let a prompt of MegatronBert see itself as a whole; 5.24 does not."""
+    model = build("MegatronBert", **_named, is_decoder=True)
+    prompt = make_prompt(5)
+    options: dict[str, Any] = {"max_seq_len": CAPACITY, "driver": open_driver("emulated")}
+    if decoder_stack.masks_causally(model):
+        expected = eager_tokens(model, prompt, NEW)
+        with CUDAGraphAR(model, **options) as runner:
+            assert torch.equal(runner.generate(prompt, NEW), expected)
+    else:
+        with pytest.raises(ConfigurationError, match="whose forward lets a prompt see itself"):
+            CUDAGraphAR(model, **options)
 
 
 def test_a_window_that_only_the_configuration_knows_may_be_as_long_as_the_cache() -> None:

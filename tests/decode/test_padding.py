@@ -429,6 +429,8 @@ def test_masks_that_are_none_are_refused_with_what_is_expected(graphcore_driver:
             r"the shape of input_ids \[3, 7\], got \[\]": [[1]],
             "ones for tokens and zeros for padding": mask * 2,
             "other values": torch.full_like(mask, float("nan")),
+            "a dense tensor with values, got torch.sparse_coo": mask.to_sparse(),
+            "a dense tensor with values, got torch.strided on meta": mask.to("meta"),
             r"a token in every row, got none in rows \[1\]": mask.index_fill(
                 0, torch.tensor([1], device=mask.device), 0
             ),

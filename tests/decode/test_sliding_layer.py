@@ -13,7 +13,7 @@ import graphcore
 from graphcore.decode import CUDAGraphAR, StaticKVCache
 from graphcore.decode.access import Form
 from graphcore.decode.sliding_layer import SlidingLayer
-from graphcore.driver import Driver
+from graphcore.driver import Driver, open_driver
 from graphcore.errors import (
     CaptureError,
     ConfigurationError,
@@ -227,6 +227,36 @@ def test_going_back_to_overwritten_tokens_is_refused_and_changes_nothing(
     assert cache.seen_tokens == 6
     after = cache.named_tensors().values()
     assert all(torch.equal(old, new) for old, new in zip(before, after, strict=True))
+
+
+def test_going_back_twice_by_one_token_is_going_back_by_two(device: str) -> None:
+    """The token at 4 sees the one at 1, which the one at 5 has overwritten."""
+    cache = make_cache(device)
+    append(cache, 6)
+    cache.rewind(5)
+    cache.rewind(5)
+    with pytest.raises(LifecycleError, match="cannot go back to 4 of 6 tokens"):
+        cache.rewind(4)
+    assert append(cache, 1) == [4, 5, 2, 3]
+    cache.rewind(0)
+    append(cache, 4)
+    cache.rewind(2)  # it begins anew
+
+
+def test_a_capture_does_not_forget_what_a_ring_has_overwritten() -> None:
+    """Its warm-up writes a slot and puts it back; that says nothing of what was before."""
+    model = make_model("mistral-window")
+    with CUDAGraphAR(model, max_seq_len=20, driver=open_driver("emulated")) as runner:
+        runner.generate(make_prompt(5), 6)  # 11 of a window of 8
+        runner.cache.rewind(10)
+        runner._variants.mark_stale("layer 0 keys", "bound to another tensor")
+        with pytest.raises(LifecycleError, match="cannot go back to 9 of 11 tokens"):
+            runner.cache.rewind(9)
+        runner.capture(make_prompt(1))
+        assert runner.captures == 2
+        with pytest.raises(LifecycleError, match="cannot go back to 9 of 11 tokens"):
+            runner.cache.rewind(9)
+        runner.cache.rewind(10)
 
 
 def test_a_forward_that_failed_half_way_is_not_gone_back_over_silently() -> None:
