@@ -147,10 +147,15 @@ class CacheState:
             self.seen = int(self._position.item())
         return self.seen
 
-    def seek(self, position: int) -> None:
-        """Sets device position and mirror."""
+    def seek(self, position: int, reached: int | None = None) -> None:
+        """Sets device position and mirror.
+
+        ``reached``: tokens that were written before; rings have overwritten what they have, however
+        often one goes back. None: none that count.
+        """
         self._position.fill_(position)
-        self.seen = self.reached = position
+        self.seen = position
+        self.reached = reached if reached and position else position
         self._access = None
         if position == 0:
             self.lost = None

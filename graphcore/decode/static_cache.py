@@ -299,9 +299,7 @@ class StaticKVCache(compat.Cache):  # type: ignore[misc]  # transformers is unty
         for layer in self._owners:
             layer.clear_from(position, reached)
         self.padding.clear_from(position)
-        self._state.seek(position)
-        if position:  # what a ring has overwritten stays so, however often one goes back
-            self._state.reached = reached
+        self._state.seek(position, reached)
         self._state.emptied(f"the cache was rewound to {position} tokens")
 
     def seek(self, position: int) -> None:
