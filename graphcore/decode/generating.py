@@ -7,8 +7,8 @@ asks for something else: then what still runs is stopped after its token and wai
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterator, Mapping
+from abc import abstractmethod
+from collections.abc import Callable, Generator, Iterator
 from functools import partial
 from typing import Any
 
@@ -19,8 +19,8 @@ from graphcore.decode.cache_state import refuse_inside_capture
 from graphcore.decode.end_look import EndLook
 from graphcore.decode.ending import EosIds, cut_after_end, end_ids
 from graphcore.decode.flight import Flight
-from graphcore.decode.guarding import Guarding
 from graphcore.decode.prompt import Prompt
+from graphcore.decode.prompting import Prompting
 from graphcore.decode.sizes import check_positive
 from graphcore.decode.static_cache import StaticKVCache
 from graphcore.decode.token_stream import TokenStream
@@ -29,7 +29,7 @@ from graphcore.errors import ConfigurationError, LifecycleError
 _IN_FLIGHT = "a generation runs in one launch"
 
 
-class Generating(Guarding, ABC):
+class Generating(Prompting):
     """Decodes generations with the step, the cache and the replays of a runner."""
 
     model: Any
@@ -44,30 +44,6 @@ class Generating(Guarding, ABC):
     @abstractmethod
     def replay(self, token: int | torch.Tensor | None = None) -> torch.Tensor:
         """Decodes one token."""
-
-    @abstractmethod
-    def _checked_prompt(
-        self,
-        caller: str,
-        input_ids: torch.Tensor | None,
-        attention_mask: torch.Tensor | None,
-        cache: StaticKVCache | None,
-        seed: int | None,
-        inputs: Mapping[str, Any],
-    ) -> Prompt:
-        """The prompt, checked; ends what is in flight."""
-
-    @abstractmethod
-    def _begin(self, checked: Prompt) -> None:
-        """Forwards a checked prompt, captures if need be, and arms ``replay``."""
-
-    @abstractmethod
-    def _arm(self) -> None:
-        """Lets ``replay`` decode."""
-
-    @abstractmethod
-    def _disarm(self, why: str) -> None:
-        """Lets ``replay`` refuse, saying why."""
 
     # ---- step by step ---------------------------------------------------------------------------
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
@@ -19,24 +18,21 @@ import torch
 from graphcore.decode import checks, prompt
 from graphcore.decode.cache_binding import CacheBinding
 from graphcore.decode.cache_state import is_capturing, refuse_inside_capture
-from graphcore.decode.captured_step import CapturedStep, capture_step
+from graphcore.decode.captured_step import CapturedStep
 from graphcore.decode.compiled_step import Compile, check_compile
-from graphcore.decode.exchanging import Exchanging
 from graphcore.decode.fixed import fixed
 from graphcore.decode.flight import Flight
 from graphcore.decode.forward import Feed, in_one_piece
-from graphcore.decode.forwards import cache_for, check_continues, checked_prompt, forward_for
+from graphcore.decode.forwards import cache_for, forward_for
 from graphcore.decode.generating import Generating
 from graphcore.decode.generation_settings import tell_unfollowed
 from graphcore.decode.guidance import Guidance, Guide
 from graphcore.decode.holding import Holding
 from graphcore.decode.prefill import CapturedChunks, Chunks, check_prefill
-from graphcore.decode.prompt import Prompt
 from graphcore.decode.sampler import Sampler
-from graphcore.decode.sampling import Sampling, check_seed
+from graphcore.decode.sampling import Sampling
 from graphcore.decode.static_cache import StaticKVCache
 from graphcore.decode.step import DecodeStep
-from graphcore.decode.undoing import taken_back
 from graphcore.decode.variants import Variants
 from graphcore.decode.weak_call import weakly
 from graphcore.driver import Driver, active
@@ -49,7 +45,7 @@ from graphcore.interop.torch import MemoryPool
 _log = logging.getLogger("graphcore")
 
 
-class CUDAGraphAR(Holding, Generating, Exchanging, NotCopied):
+class CUDAGraphAR(Holding, Generating, NotCopied):
     """Autoregressive decoding through one captured graph, of a transformers model or a function.
 
     ``capture(input_ids)`` forwards a prompt and captures the step; each ``replay()`` after it
@@ -337,76 +333,6 @@ class CUDAGraphAR(Holding, Generating, Exchanging, NotCopied):
             return "GRAPHCORE_DISABLE=1"
         return self._eager_because
 
-    def _begin(self, checked: Prompt) -> None:
-        """Forwards a checked prompt, captures if need be, and arms ``replay``."""
-        start = self.cache.seen_tokens
-        self._state.check_continues()
-        self._generation += 1
-        self.cache.taken_over(self)
-        self._disarm("the prompt is being forwarded")
-        try:
-            with self._state.written_by(self):
-                with torch.no_grad():
-                    self._step.set_eos((), 0)
-                    self._step.prefill(checked)
-                    if self._chunks is not None:
-                        self.captures += self._chunks.new_captures()
-                    self._prompt_is_written()
-                self._captured = None if self._eager_reason() else self._captured_variant()
-                # last: where the prompt or the capture fails, it is not part of what goes on
-                self._step.sampler.begin(
-                    checked.ids, checked.mask, seed=checked.seed, continues=start > 0
-                )
-        except BaseException as error:
-            taken_back(self.cache, start, error)
-            self._disarm("the last prompt failed: capture another one")
-            raise
-        self._arm()
-
-    def _continue(self, other: CUDAGraphAR) -> None:
-        """Goes on where ``other`` stopped, whose cache is a smaller view of the same storage."""
-        self._end_flight()
-        cache = self.cache
-        cache.rewind(cache.seen_tokens)  # what lies behind is of other generations
-        self._generation += 1
-        self._step.take_over(other._step)
-        self._captured = None if self._eager_reason() else self._captured_variant()
-        self._arm()
-
-    def _captured_variant(self) -> CapturedStep:
-        """The captured step for what comes next; captured now where there is none."""
-        # once a prompt: a replay of old weights behind a prompt of new ones would give neither's
-        self._variants.look(self.named_tensors().items, self._step.forward.model)
-        if self._variants.stale:
-            _log.info("capturing the decode step again: %s", self._variants.stale)
-            self._captured = None
-            self._variants.close()
-            if self._chunks is not None:
-                self._chunks.close()
-        found = self._variants.get(self._step.key)
-        if found is None:
-            found = capture_step(
-                self._step,
-                self.driver,
-                on_legacy_work=self._on_legacy_work,
-                compile_how=self._compile,
-                pool=self._pool,
-            )
-            self._variants.put(self._step.key, found)
-            self._count_for_guards(found.executable)
-            self.captures += 1
-            _log.info("captured the decode step on driver %s", self.driver.name)
-        return found
-
-    def _arm_behind_others(self) -> None:
-        """Goes on behind what the cache holds, whoever wrote it."""
-        check_continues(self._step.forward)
-        self._state.check_continues()
-        self.cache.taken_over(self)
-        with self._state.written_by(self), torch.no_grad():
-            self._captured = None if self._eager_reason() else self._captured_variant()
-        self._arm()
-
     def _arm(self) -> None:
         if self._captured is None:
             _log.info("decoding eagerly: %s", self._eager_reason())
@@ -425,26 +351,6 @@ class CUDAGraphAR(Holding, Generating, Exchanging, NotCopied):
         with torch.no_grad(), self._state.written_by(self):
             self._step.run()
         self._step_ran_eagerly()
-
-    def _checked_prompt(
-        self,
-        caller: str,
-        input_ids: torch.Tensor | None,
-        attention_mask: torch.Tensor | None,
-        cache: StaticKVCache | None,
-        seed: int | None,
-        inputs: Mapping[str, Any],
-    ) -> Prompt:
-        check_seed(seed)
-        self._refuse_closed(caller)
-        refuse_inside_capture(caller)
-        self._end_flight()
-        if cache is not None:
-            self.use(cache)
-        self.cache.check_buffers()
-        checks.check_training(self._step.forward.model)
-        checked = checked_prompt(self._step.forward, input_ids, attention_mask, inputs)
-        return replace(checked, seed=seed)
 
     def _refuse_closed(self, caller: str) -> None:
         if self._closed:

@@ -1,0 +1,151 @@
+"""Prompting: the part of a runner that takes prompts in, and captures the step for what follows.
+
+Guarantees: everything is checked before the cache is touched; a prompt that fails leaves the cache
+as it was, and no step is launched behind it.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from graphcore.decode import checks
+from graphcore.decode.cache_state import refuse_inside_capture
+from graphcore.decode.captured_step import CapturedStep, capture_step
+from graphcore.decode.compiled_step import Compile
+from graphcore.decode.exchanging import Exchanging
+from graphcore.decode.forwards import check_continues, checked_prompt
+from graphcore.decode.guarding import Guarding
+from graphcore.decode.prompt import Prompt
+from graphcore.decode.sampling import check_seed
+from graphcore.decode.static_cache import StaticKVCache
+from graphcore.decode.step import DecodeStep
+from graphcore.decode.undoing import taken_back
+from graphcore.decode.variants import Variants
+from graphcore.driver import Driver
+from graphcore.executable.capture_options import LegacyWork
+from graphcore.interop.torch import MemoryPool
+
+_log = logging.getLogger("graphcore")
+
+
+class Prompting(Guarding, Exchanging):
+    """Checks and forwards prompts, and finds or captures the variant of the step behind them."""
+
+    driver: Driver
+    captures: int
+    _step: DecodeStep
+    _token: torch.Tensor
+    _variants: Variants
+    _captured: CapturedStep | None
+    _compile: Compile
+    _on_legacy_work: LegacyWork
+    _pool: MemoryPool | None
+
+    # ---- what the runner does -------------------------------------------------------------------
+
+    @abstractmethod
+    def named_tensors(self) -> dict[str, torch.Tensor]:
+        """Every static tensor that the step reads or writes, by name."""
+
+    @abstractmethod
+    def _arm(self) -> None:
+        """Lets ``replay`` decode."""
+
+    # ---- prompts --------------------------------------------------------------------------------
+
+    def _checked_prompt(
+        self,
+        caller: str,
+        input_ids: torch.Tensor | None,
+        attention_mask: torch.Tensor | None,
+        cache: StaticKVCache | None,
+        seed: int | None,
+        inputs: Mapping[str, Any],
+    ) -> Prompt:
+        """The prompt, checked; ends what is in flight, and takes over ``cache``."""
+        check_seed(seed)
+        self._refuse_closed(caller)
+        refuse_inside_capture(caller)
+        self._end_flight()
+        if cache is not None:
+            self.use(cache)
+        self.cache.check_buffers()
+        checks.check_training(self._step.forward.model)
+        checked = checked_prompt(self._step.forward, input_ids, attention_mask, inputs)
+        return replace(checked, seed=seed)
+
+    def _begin(self, checked: Prompt) -> None:
+        """Forwards a checked prompt, captures if need be, and arms ``replay``."""
+        start = self.cache.seen_tokens
+        self._state.check_continues()
+        self._generation += 1
+        self.cache.taken_over(self)
+        self._disarm("the prompt is being forwarded")
+        try:
+            with self._state.written_by(self):
+                with torch.no_grad():
+                    self._step.set_eos((), 0)
+                    self._step.prefill(checked)
+                    if self._chunks is not None:
+                        self.captures += self._chunks.new_captures()
+                    self._prompt_is_written()
+                self._captured = None if self._eager_reason() else self._captured_variant()
+                # last: where the prompt or the capture fails, it is not part of what goes on
+                self._step.sampler.begin(
+                    checked.ids, checked.mask, seed=checked.seed, continues=start > 0
+                )
+        except BaseException as error:
+            taken_back(self.cache, start, error)
+            self._disarm("the last prompt failed: capture another one")
+            raise
+        self._arm()
+
+    def _continue(self, other: Prompting) -> None:
+        """Goes on where ``other`` stopped, whose cache is a smaller view of the same storage."""
+        self._end_flight()
+        cache = self.cache
+        cache.rewind(cache.seen_tokens)  # what lies behind is of other generations
+        self._generation += 1
+        self._step.take_over(other._step)
+        self._captured = None if self._eager_reason() else self._captured_variant()
+        self._arm()
+
+    def _captured_variant(self) -> CapturedStep:
+        """The captured step for what comes next; captured now where there is none."""
+        # once a prompt: a replay of old weights behind a prompt of new ones would give neither's
+        self._variants.look(self.named_tensors().items, self._step.forward.model)
+        if self._variants.stale:
+            _log.info("capturing the decode step again: %s", self._variants.stale)
+            self._captured = None
+            self._variants.close()
+            if self._chunks is not None:
+                self._chunks.close()
+        found = self._variants.get(self._step.key)
+        if found is None:
+            found = capture_step(
+                self._step,
+                self.driver,
+                on_legacy_work=self._on_legacy_work,
+                compile_how=self._compile,
+                pool=self._pool,
+            )
+            self._variants.put(self._step.key, found)
+            self._count_for_guards(found.executable)
+            self.captures += 1
+            _log.info("captured the decode step on driver %s", self.driver.name)
+        return found
+
+    def _arm_behind_others(self) -> None:
+        """Goes on behind what the cache holds, whoever wrote it."""
+        check_continues(self._step.forward)
+        self._state.check_continues()
+        self.cache.taken_over(self)
+        with self._state.written_by(self), torch.no_grad():
+            self._captured = None if self._eager_reason() else self._captured_variant()
+        self._arm()
