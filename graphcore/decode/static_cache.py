@@ -345,9 +345,7 @@ class StaticKVCache(compat.Cache):  # type: ignore[misc]  # transformers is unty
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
         """Reorders the rows in place; refused once a graph depends on the cache."""
-        self._refuse_captured(
-            "reorder_cache", "beam search reorders rows between steps, which a replay cannot follow"
-        )
+        self._refuse_captured("reorder_cache", "beam search reorders rows, no replay follows that")
         for layer in self._owners:
             layer.reorder_cache(beam_idx)
         self.padding.reorder(beam_idx)
