@@ -58,11 +58,14 @@ def layouts(model: Any, cache: StaticKVCache) -> dict[str, Layout]:
                 f"layer {index}: expected {found[kind]}, as of the other {kind} layers, got "
                 f"{layout}: a model takes one mask for each type of layer"
             )
-    if (
-        model is not None
-        and len(set(found.values())) > 1
-        and not decoder_stack.takes_masks_by_type(model)
-    ):
+    if model is not None:  # a step function makes of the masks what it likes
+        _check_forward(model, found)
+    return found
+
+
+def _check_forward(model: Any, found: dict[str, Layout]) -> None:
+    """Refuses a model whose forward does not heed the masks that its layers need."""
+    if len(set(found.values())) > 1 and not decoder_stack.takes_masks_by_type(model):
         raise ConfigurationError(
             f"model: expected layers that all take one mask, got {found}: the forward of "
             f"{type(model).__name__} takes no mask for each type of layer"
@@ -74,7 +77,6 @@ def layouts(model: Any, cache: StaticKVCache) -> dict[str, Layout]:
             f"{type(model).__name__}, whose configuration names a window of {windows[0]} tokens "
             f"which its forward does not heed; give max_seq_len={windows[0]} or less"
         )
-    return found
 
 
 class Masks:
