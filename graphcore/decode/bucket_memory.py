@@ -26,7 +26,7 @@ class BucketMemory:
     @classmethod
     def of(cls, name: str, runner: CUDAGraphAR) -> BucketMemory:
         """Measures the bucket of ``runner``."""
-        shared = {"logits", *runner.cache.named_tensors()}
+        shared = {"logits", *runner.cache.named_tensors(padded=True)}
         own = [each for name, each in runner.named_tensors().items() if name not in shared]
         graph = None if runner.graph is None else runner.graph.memory_report()
         return cls(name, sum(each.numel() * each.element_size() for each in own), graph)

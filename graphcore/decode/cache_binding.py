@@ -57,7 +57,7 @@ def layout_difference(old: Any, new: Any) -> str | None:
         was, now = getattr(old, field), getattr(new, field)
         if was != now:
             return f"{field} is {now} instead of {was}"
-    before, after = old.named_tensors(), new.named_tensors()
+    before, after = old.named_tensors(padded=True), new.named_tensors(padded=True)
     if before.keys() != after.keys():
         names = ", ".join(sorted(before.keys() ^ after.keys()))
         return f"not both caches have: {names}"
@@ -84,7 +84,7 @@ def bind_variants(variants: Variants, difference: str | None, new: Any) -> Cache
     if reason is None:
         # whoever stops this half way leaves graphs that are captured again, not launched
         variants.stale = "a change of caches was interrupted"
-        reason = _rebound(variants, new.named_tensors())
+        reason = _rebound(variants, new.named_tensors(padded=True))
     if reason is None:
         return CacheBinding(
             BindingRoute.REBOUND, "the other cache has the same layout", rebound=count

@@ -267,12 +267,12 @@ class EncoderDecoderKVCache(compat.EncoderDecoderCache):  # type: ignore[misc]  
         """Bytes of all K and V buffers."""
         return self.decoder_half.kv_bytes + self.encoder_half.kv_bytes
 
-    def named_tensors(self) -> dict[str, torch.Tensor]:
+    def named_tensors(self, *, padded: bool | None = None) -> dict[str, torch.Tensor]:
         """Every buffer by the name reports use: "layer 4 keys", "layer 4 cross keys", "cross
-        length" and so on.
+        length" and so on; ``padded`` as of :meth:`StaticKVCache.named_tensors`.
         """
         cross = self.encoder_half
-        names = self.decoder_half.named_tensors()
+        names = self.decoder_half.named_tensors(padded=padded)
         for layer in cross._owners:
             names.update(layer.named_tensors())
         names[cross._state.name] = cross.position

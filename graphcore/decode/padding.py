@@ -30,6 +30,7 @@ class Padding:
         self.pads = static_zeros((rows,), torch.int64, device)
         self._whole = self
         self._end = 0
+        self._was_used = False
 
     def view(self, rows: int, slots: int) -> Padding:
         """That of the first rows and slots, in the same storage: what one hides, the other does."""
@@ -41,6 +42,11 @@ class Padding:
         """Whether any slot holds a pad; known on the host."""
         return self._whole._end > 0
 
+    @property
+    def was_used(self) -> bool:
+        """Whether any slot ever held a pad: before, no step depends on the tensors here."""
+        return self._whole._was_used
+
     def append(self, start: int, mask: torch.Tensor | None) -> None:
         """A prompt is about to be written from slot ``start`` on; ``mask [R, T]`` as a Prompt's."""
         self.clear_from(start)
@@ -50,6 +56,7 @@ class Padding:
         self.hidden[:, start:end] = ~mask
         self.pads.add_(self.hidden[:, start:end].sum(dim=1))
         self._whole._end = end
+        self._whole._was_used = True
 
     def clear_from(self, start: int) -> None:
         """The slots from ``start`` on hold nothing any more, in no row."""

@@ -151,7 +151,7 @@ class CapturedChunks(Chunks):
         assert self._tokens is not None, "graphs exist only after the first full chunk"
         assert self._logits is not None
         return {
-            **forward.cache.named_tensors(),
+            **forward.cache.named_tensors(padded=True),
             **forward.named_tensors(),
             "chunk tokens": self._tokens,
             "chunk logits": self._logits,

@@ -7,7 +7,6 @@ buffer under a mask. Contents stay where they are for the life of the cache.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -201,19 +200,19 @@ class StaticKVCache(compat.Cache):  # type: ignore[misc]  # transformers is unty
     @property
     def kv_bytes(self) -> int:
         """Bytes of all K and V buffers."""
-        return sum(
-            math.prod(buffer.shape) * buffer.element_size()
-            for layer in self._owners
-            for buffer in (layer.keys, layer.values)
-        )
+        return sum(layer._keys.nbytes + layer._values.nbytes for layer in self._owners)
 
-    def named_tensors(self) -> dict[str, torch.Tensor]:
-        """Every buffer by the name reports use: "layer 4 keys", "cache position", the scratch."""
+    def named_tensors(self, *, padded: bool | None = None) -> dict[str, torch.Tensor]:
+        """Every buffer by the name reports use: "layer 4 keys", "cache position", the scratch.
+
+        ``padded``: with what says where pads are; None: once a padded prompt was held.
+        """
         names: dict[str, torch.Tensor] = {}
         for layer in self._owners:
             names.update(layer.named_tensors())
         names[self._state.name] = self.position
-        names.update(self.padding.named_tensors())
+        if self.padding.was_used if padded is None else padded:
+            names.update(self.padding.named_tensors())
         for index in self.owning_layers:
             names.update(self._scratches[index].named())
         return names

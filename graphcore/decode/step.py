@@ -85,7 +85,7 @@ class DecodeStep:
 
     def take_over(self, other: DecodeStep) -> None:
         """Goes on where ``other`` stopped, a step of as many rows and fewer slots."""
-        mine, in_cache = self.named_tensors(), self._cache.named_tensors()
+        mine, in_cache = self.named_tensors(), self._cache.named_tensors(padded=True)
         for name, tensor in other.named_tensors().items():
             if name not in in_cache:
                 mine[name][tuple(map(slice, tensor.shape))].copy_(tensor)
@@ -146,7 +146,7 @@ class DecodeStep:
     def named_tensors(self) -> dict[str, torch.Tensor]:
         """Every static tensor that a step reads or writes, the cache's too, by name in reports."""
         return {
-            **self._cache.named_tensors(),
+            **self._cache.named_tensors(padded=True),
             "logits": self.logits,
             "token": self.token,
             "forced token": self._forced,

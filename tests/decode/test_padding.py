@@ -15,7 +15,15 @@ from helpers.decode_models import (
     make_prompt,
 )
 
-from graphcore.decode import CUDAGraphAR, DecodeBuckets, Guidance, Sampling, compiled_step, generate
+from graphcore.decode import (
+    CUDAGraphAR,
+    DecodeBuckets,
+    Guidance,
+    Sampling,
+    StaticKVCache,
+    compiled_step,
+    generate,
+)
 from graphcore.decode.compiled_step import CompiledStep
 from graphcore.decode.padding import Padding, checked_mask, left_padded, of_length
 from graphcore.driver import Driver, open_driver
@@ -446,6 +454,33 @@ def test_masks_that_are_none_are_refused_with_what_is_expected(graphcore_driver:
 
 
 # ---- the parts ----------------------------------------------------------------------------------
+
+
+def test_a_cache_names_what_hides_pads_once_it_held_some_and_a_runner_always(
+    graphcore_driver: Driver,
+) -> None:
+    device = device_of(graphcore_driver)
+    names = {"hidden slots", "pads of rows"}
+    rows = rows_of(LENGTHS, device)
+    prompt = padded(rows)
+    with make_runner(graphcore_driver) as runner:
+        model, cache = runner.model, runner.cache
+        runner.capture(torch.cat([row[:, :2] for row in rows]))
+        assert names.isdisjoint(cache.named_tensors())
+        assert names <= set(runner.named_tensors())
+        runner.capture(prompt, attention_mask=prompt != PAD)
+        assert names <= set(cache.named_tensors())
+        said = " ".join(str(field.value) for field in runner.fingerprint().fields)
+        assert all(name in said for name in names)
+        cache.reset()
+        assert names <= set(cache.named_tensors()), "the captured step still reads them"
+        # another cache, which does not name them yet, is bound with them all the same
+        other = StaticKVCache.for_model(model, 40, batch_size=len(LENGTHS))
+        assert names.isdisjoint(other.named_tensors())
+        captures = runner.captures
+        ids = runner.generate(prompt, NEW, attention_mask=prompt != PAD, cache=other)
+        assert torch.equal(ids[:, 7:], alone(model, rows))
+        assert (runner.captures, runner.rebinds) == (captures, 2)
 
 
 def test_rows_move_to_the_right_and_columns_without_tokens_are_left_out() -> None:
