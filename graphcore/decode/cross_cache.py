@@ -22,6 +22,7 @@ class CrossState(CacheState):
 
     Attributes:
         whole: Whether the layers show their whole buffers, not only the encoder's length.
+        is_first_step: Whether the forward under way is one that may be captured with its writes.
         contents: Counts what was written or dropped outside of compiled regions: equal counts mean
             the same encoder prompt.
     """
@@ -32,6 +33,7 @@ class CrossState(CacheState):
         self.__dict__.update(vars(of))  # the same length tensor, whose address stays
         self._decoder = decoder
         self.whole = False
+        self.is_first_step = False
         self.contents = 0
 
     @property
@@ -107,7 +109,8 @@ class CrossLayer(StaticLayer):
         Raises:
             ConfigurationError: A wrong shape, or another dtype: later steps read without a cast.
             CapacityError: More tokens than slots.
-            CaptureError: In a capture, where every replay would project and write them again.
+            CaptureError: In a capture, where every replay would project and write them again;
+                but for that of a first step.
         """
         length = self._checked_length(key_states, value_states)
         if key_states.dtype != self.dtype:
@@ -120,7 +123,8 @@ class CrossLayer(StaticLayer):
                 f"{self.name}: expected at most {self.max_cache_len} encoder tokens (its "
                 f"capacity), got {length}. Nothing was written"
             )
-        if not torch.compiler.is_compiling() and is_capturing():
+        is_captured = not torch.compiler.is_compiling() and is_capturing()
+        if is_captured and not self._state.is_first_step:
             raise CaptureError(
                 f"{self.name}: its K/V are not written yet, and a capture would project and write "
                 "them at every replay; forward the prompt once before the capture"
@@ -128,7 +132,8 @@ class CrossLayer(StaticLayer):
         _fill(self._keys, key_states, length)
         _fill(self._values, value_states, length)
         self._length = length
-        if self.index == self._state.last_owner:
+        # a length that is captured would be that of every later prompt
+        if self.index == self._state.last_owner and not is_captured:
             self._state.hold(length)
         return self.keys, self.values
 

@@ -8,6 +8,7 @@ layer; a graph that only reads it must not be replayed before, and is not.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -102,15 +103,10 @@ class EncoderDecoderKVCache(compat.EncoderDecoderCache):  # type: ignore[misc]  
         first K/V do (then all layers of a half are alike).
         """
         made: EncoderDecoderKVCache = cls.__new__(cls)
-
-        def install_self(half: StaticKVCache) -> None:
-            made._install("self_attention_cache", half)
-
-        def install_cross(half: StaticKVCache) -> None:
-            made._install("cross_attention_cache", half)
-
-        own: Any = CacheShell("self_cache", num_layers, max_seq_len, install_self)
-        cross: Any = CacheShell("cross_cache", num_layers, encoder_len, install_cross)
+        install = partial(made._install, "self_attention_cache")
+        own: Any = CacheShell("self_cache", num_layers, max_seq_len, install)
+        install = partial(made._install, "cross_attention_cache")
+        cross: Any = CacheShell("cross_cache", num_layers, encoder_len, install)
         cls.__init__(made, own, cross)
         return made
 
@@ -294,6 +290,17 @@ class EncoderDecoderKVCache(compat.EncoderDecoderCache):  # type: ignore[misc]  
         """Empties the cross half in place: the next forward writes it."""
         refuse_inside_capture("reset()")
         self.cross_attention_cache.reset()
+        self.unmark_encoder()
+
+    def mark_encoder(self, length: int) -> None:
+        """Says that the cross half holds ``length`` tokens: a graph has written them, unasked."""
+        for layer in self.encoder_half._owners:
+            layer._length = length
+        self.encoder_state.hold(length)
+        self.is_updated.update(dict.fromkeys(self.is_updated, True))
+
+    def unmark_encoder(self) -> None:
+        """Says that the cross half is to be written; what it holds stays."""
         self.is_updated.update(dict.fromkeys(self.is_updated, False))
 
     def rewind(self, position: int) -> None:

@@ -17,6 +17,7 @@ from graphcore.decode import encoder_decoder_prompt as prompts
 from graphcore.decode import transformers_encoder_decoder as families
 from graphcore.decode.cache_state import static_zeros
 from graphcore.decode.encoder_decoder_cache import EncoderDecoderKVCache
+from graphcore.decode.first_step import FirstStep
 from graphcore.decode.forward import Feed, in_one_piece
 from graphcore.decode.prompt import Prompt, vocabulary_size
 from graphcore.errors import CapacityError, ConfigurationError, LifecycleError
@@ -30,6 +31,7 @@ class EncoderDecoderForward:
         cache: One that fits it.
         feed: How the decoder's tokens are handed on. In pieces, the first token goes alone: its
             forward writes the cross half.
+        first: Forwards the first token by replay; None: eagerly.
         exact: Read exactly the encoder's tokens. Models whose cross attention takes no mask
             (Whisper's) always do.
     """
@@ -39,6 +41,7 @@ class EncoderDecoderForward:
         model: Any,
         cache: EncoderDecoderKVCache,
         feed: Feed = in_one_piece,
+        first: FirstStep | None = None,
         *,
         exact: bool = False,
     ) -> None:
@@ -48,6 +51,9 @@ class EncoderDecoderForward:
         self.is_exact = exact or not families.is_masked(model)
         self._windows = dict(families.layer_kinds(model))
         self._feed = feed
+        self._first = first
+        self.held_length = 0
+        """Encoder tokens whose states are held; known before the cross half is written."""
         self._states: torch.Tensor | None = None
         self._is_masked = False
         self._contents = -1
@@ -63,10 +69,18 @@ class EncoderDecoderForward:
         """
         if self._missing() is not None:
             return (("cross K/V", "not written"),)
-        cross = ("cross K/V", "written")
+        return ("cross K/V", "written"), *self._read(self.cache.encoder_tokens)
+
+    @property
+    def first_key(self) -> tuple[Hashable, ...]:
+        """As :attr:`key`, of the first token's forward, which writes the cross half."""
+        return ("cross K/V", "not written"), *self._read(self.held_length)
+
+    def _read(self, length: int) -> tuple[Hashable, ...]:
+        """What of the encoder's ``length`` tokens a forward reads."""
         if self.is_exact:
-            return cross, ("encoder", self.cache.encoder_tokens), ("masked", self._is_masked)
-        return cross, ("encoder", "padded")
+            return ("encoder", length), ("masked", self._is_masked)
+        return (("encoder", "padded"),)
 
     @property
     def vocabulary(self) -> int:
@@ -97,11 +111,26 @@ class EncoderDecoderForward:
         length = states.shape[1]
         self._hold(states, prompt.inputs.get("attention_mask"))
         self.cache.forget_encoder()
-        count = prompt.length if self._feed is in_one_piece else 1
-        logits = self._decode(prompt.ids[:, :count], states, self._visible(length))
+        count = prompt.length if self._feed is in_one_piece and self._first is None else 1
+        begin = prompt.ids[:, :count]
+        if self._first is None:
+            logits = self._decode(begin, states, self._visible(length))
+        else:
+            logits = self._first(self, begin)
         self._contents = self._cross_contents
         rest = prompt.ids[:, count:]
         return self._feed(self, rest) if rest.shape[1] else logits
+
+    def first_logits(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Logits ``[R, V]`` of ``tokens [R, 1]``; writes the cross half from the held states.
+
+        What lies behind the encoder's tokens, where all of it is read, is written too: K and V of
+        states that are zero, which the mask hides.
+        """
+        assert self._states is not None
+        length = self.held_length
+        states = self._states[:, :length] if self.is_exact else self._states
+        return self._decode(tokens, states, self._visible(length))
 
     def logits(self, tokens: torch.Tensor) -> torch.Tensor:
         """Logits ``[R, V]`` of the last of ``tokens [R, T]``; reads the cross half.
@@ -183,7 +212,7 @@ class EncoderDecoderForward:
 
     def _hold(self, states: torch.Tensor, mask: torch.Tensor | None) -> None:
         """Copies the encoder's states and mask to where steps read them; the rest is zero."""
-        length = states.shape[1]
+        self.held_length = length = states.shape[1]
         shape = (self.rows, self.cache.encoder_len, states.shape[2])
         held = self._states
         if held is None or (tuple(held.shape), held.dtype) != (shape, states.dtype):

@@ -21,7 +21,7 @@ from graphcore.decode.cache_binding import (
 from graphcore.decode.cache_state import CacheState, refuse_inside_capture
 from graphcore.decode.captured_step import CapturedStep
 from graphcore.decode.forwards import cache_for
-from graphcore.decode.prefill import CapturedChunks
+from graphcore.decode.prompt_graphs import AllPromptGraphs
 from graphcore.decode.static_cache import StaticKVCache
 from graphcore.decode.step import DecodeStep
 from graphcore.decode.variants import Variants
@@ -40,7 +40,7 @@ class Exchanging(ABC):
     _step: DecodeStep
     _state: CacheState
     _variants: Variants
-    _chunks: CapturedChunks | None
+    _prompt_graphs: AllPromptGraphs
     _captured: CapturedStep | None
     _token: torch.Tensor
     _generation: int
@@ -112,8 +112,7 @@ class Exchanging(ABC):
         self._disarm("the last change of caches failed: capture a prompt")
         self._generation += 1
         binding = bind_variants(self._variants, difference, cache)
-        if self._chunks is not None:
-            self._chunks.use(cache, difference)
+        self._prompt_graphs.use(cache, difference)
         try:
             self._move_to(cache, step)
         except BaseException:

@@ -9,6 +9,7 @@ from graphcore.decode import checks
 from graphcore.decode import transformers_encoder_decoder as families
 from graphcore.decode.encoder_decoder_cache import EncoderDecoderKVCache
 from graphcore.decode.encoder_decoder_forward import EncoderDecoderForward
+from graphcore.decode.first_step import FirstStep
 from graphcore.decode.forward import DecoderForward, Feed, Forward
 from graphcore.decode.function_forward import FunctionForward, check_function
 from graphcore.decode.guidance import (
@@ -79,6 +80,7 @@ def forward_for(
     model: Any,
     cache: StaticKVCache | EncoderDecoderKVCache,
     feed: Feed,
+    first: FirstStep | None = None,
     *,
     vocabulary: int | None = None,
     guide: Guide | None = None,
@@ -86,7 +88,7 @@ def forward_for(
 ) -> Forward:
     """The forward of ``model`` over ``cache``, both of which :func:`cache_for` has checked."""
     if isinstance(cache, EncoderDecoderKVCache):
-        return EncoderDecoderForward(model, cache, feed, exact=exact_encoder)
+        return EncoderDecoderForward(model, cache, feed, first, exact=exact_encoder)
     forward: Forward
     if vocabulary is None:
         forward = DecoderForward(model, cache, feed)

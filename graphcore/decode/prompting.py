@@ -92,8 +92,7 @@ class Prompting(Guarding, Exchanging):
                 with torch.no_grad():
                     self._step.set_eos((), 0)
                     self._step.prefill(checked)
-                    if self._chunks is not None:
-                        self.captures += self._chunks.new_captures()
+                    self.captures += self._prompt_graphs.new_captures()
                     self._prompt_is_written()
                 self._captured = None if self._eager_reason() else self._captured_variant()
                 # last: where the prompt or the capture fails, it is not part of what goes on
@@ -124,8 +123,7 @@ class Prompting(Guarding, Exchanging):
             _log.info("capturing the decode step again: %s", self._variants.stale)
             self._captured = None
             self._variants.close()
-            if self._chunks is not None:
-                self._chunks.close()
+            self._prompt_graphs.close()
         found = self._variants.get(self._step.key)
         if found is None:
             found = capture_step(

@@ -20,15 +20,16 @@ from graphcore.decode.cache_binding import CacheBinding
 from graphcore.decode.cache_state import is_capturing, refuse_inside_capture
 from graphcore.decode.captured_step import CapturedStep
 from graphcore.decode.compiled_step import Compile, check_compile
+from graphcore.decode.first_step import FirstStep, check_first_step
 from graphcore.decode.fixed import fixed
 from graphcore.decode.flight import Flight
-from graphcore.decode.forward import Feed, in_one_piece
 from graphcore.decode.forwards import cache_for, forward_for
 from graphcore.decode.generating import Generating
 from graphcore.decode.generation_settings import tell_unfollowed
 from graphcore.decode.guidance import Guidance, Guide
 from graphcore.decode.holding import Holding
-from graphcore.decode.prefill import CapturedChunks, Chunks, check_prefill
+from graphcore.decode.prefill import check_prefill, feed_for
+from graphcore.decode.prompt_graphs import AllPromptGraphs
 from graphcore.decode.sampler import Sampler
 from graphcore.decode.sampling import Sampling
 from graphcore.decode.static_cache import StaticKVCache
@@ -88,6 +89,9 @@ class CUDAGraphAR(Holding, Generating, NotCopied):
         capture_prefill: Full pieces replay a graph of their own, captured at the first one; the
             rest of a prompt is eager. Worth it for pieces so small that launching them takes
             longer than computing them.
+        capture_first_step: Of an encoder-decoder: the decoder's first token, whose forward writes
+            the cross K and V, replays a graph of its own, captured at the first prompt. The encoder
+            and further tokens of the prompt are forwarded as without.
         guidance: Classifier-free guidance: a second, unconditional branch of every row.
         vocabulary: Of a step function: how many ids it gives logits for.
 
@@ -125,6 +129,7 @@ class CUDAGraphAR(Holding, Generating, NotCopied):
         pool: MemoryPool | None = None,
         prefill_chunk_size: int | None = None,
         capture_prefill: bool = False,
+        capture_first_step: bool = False,
         guidance: Guidance | None = None,
         vocabulary: int | None = None,
     ) -> None:
@@ -132,6 +137,7 @@ class CUDAGraphAR(Holding, Generating, NotCopied):
         check_legacy_work(on_legacy_work)
         check_pool(pool)
         check_prefill(prefill_chunk_size, capture_prefill)
+        check_first_step(model, capture_first_step)
         if sampling is not None and not isinstance(sampling, Sampling):
             raise ConfigurationError(f"sampling: expected Sampling or None, got {sampling!r}")
         tell_unfollowed(model, sampling)
@@ -156,14 +162,10 @@ class CUDAGraphAR(Holding, Generating, NotCopied):
         self._sampling = sampling or Sampling.greedy()
         self._eager_because = None if capture else "capture=False"
         self._guide = None if guidance is None else Guide(guidance, self.cache.device)
-        self._chunks: CapturedChunks | None = None
-        self._feed: Feed = in_one_piece
-        if prefill_chunk_size is not None:
-            self._feed = Chunks(prefill_chunk_size)
-            if capture_prefill and capture:
-                self._feed = self._chunks = CapturedChunks(
-                    prefill_chunk_size, self.driver, on_legacy_work, pool
-                )
+        where = self.driver, on_legacy_work, pool
+        self._feed = feed_for(prefill_chunk_size, *where, captured=capture_prefill and capture)
+        self._first = FirstStep(*where) if capture_first_step and capture else None
+        self._prompt_graphs = AllPromptGraphs(self._feed, self._first)
         self._step = self._step_for(self.cache)
         self._variants = Variants()
         self._captured: CapturedStep | None = None
@@ -183,6 +185,7 @@ class CUDAGraphAR(Holding, Generating, NotCopied):
             self.model,
             cache,
             self._feed,
+            self._first,
             vocabulary=self._kind["vocabulary"],
             guide=self._guide,
             exact_encoder=self._kind["exact_encoder"],
@@ -288,8 +291,7 @@ class CUDAGraphAR(Holding, Generating, NotCopied):
             self.cache.unwatch(self)
             self._captured = None
             self._variants.close()
-            if self._chunks is not None:
-                self._chunks.close()
+            self._prompt_graphs.close()
             self._gave_back = True
 
     def __enter__(self) -> CUDAGraphAR:
@@ -308,14 +310,12 @@ class CUDAGraphAR(Holding, Generating, NotCopied):
     def cache_changed(self, name: str, how: str) -> None:
         """A captured buffer was replaced: every later replay raises, naming it."""
         self._variants.mark_stale(name, how)
-        if self._chunks is not None:
-            self._chunks.mark_stale(name, how)
+        self._prompt_graphs.mark_stale(name, how)
 
     @property
     def holds_graph(self) -> bool:
         """Whether a graph with the cache's addresses exists."""
-        chunks = self._chunks
-        return len(self._variants) > 0 or (chunks is not None and chunks.holds_graph)
+        return len(self._variants) > 0 or self._prompt_graphs.holds_graph
 
     def cache_was_emptied(self, reason: str) -> None:
         """The logits belong to nothing any more; a forced token may continue from here."""
