@@ -31,7 +31,7 @@ class BucketGeneration:
         prompt_length: Tokens of the prompt.
         bucket: Where the generation ended.
         path: The buckets it went through, smallest first.
-        execution: "graph" or "eager".
+        execution: "graph" (a replay for each token), "one launch" or "eager".
         reason: Why.
         seed: Of the random numbers, given or drawn; None for greedy.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -25,12 +26,19 @@ def decode_on(
     eos: tuple[int, ...],
     pad: int,
     ended: torch.Tensor,
-    poll_every: int,
+    poll_every: int | None,
 ) -> torch.Tensor:
-    """Up to ``count`` tokens more, int64 ``[rows, new]``, behind what the runner's cache holds."""
+    """Up to ``count`` tokens more, int64 ``[rows, new]``, behind what the runner's cache holds.
+
+    ``poll_every`` None: in one launch.
+    """
     step, start = runner._step, runner.cache.seen_tokens
     step.set_eos(eos, pad)
     step.finished.logical_or_(ended)
+    if poll_every is None:
+        with runner._take_off(count, eos) as tokens:
+            deque(tokens, maxlen=0)
+        return step.history[:, start : runner.cache.seen_tokens].clone()
     for done in range(1, count + 1):
         runner.replay()
         if eos and done % poll_every == 0 and bool(step.finished.all()):

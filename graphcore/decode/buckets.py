@@ -27,6 +27,7 @@ from graphcore.decode.guidance import Guidance, check_guidance
 from graphcore.decode.runner import CUDAGraphAR
 from graphcore.decode.sampling import Sampling
 from graphcore.decode.static_cache import StaticKVCache
+from graphcore.decode.whole_generation import decode_whole
 from graphcore.driver import Driver
 from graphcore.errors import CapacityError, ConfigurationError, LifecycleError
 from graphcore.executable.capture_options import LegacyWork
@@ -138,6 +139,7 @@ class DecodeBuckets(NotCopied):
         attention_mask: torch.Tensor | None = None,
         poll_every: int = 16,
         grow: bool = False,
+        one_launch: bool = False,
         **options: Any,
     ) -> BucketGeneration:
         """Decodes up to ``max_new_tokens`` in the smallest bucket that fits.
@@ -152,6 +154,9 @@ class DecodeBuckets(NotCopied):
             grow: Begin in the smallest bucket that holds the prompt and one token, and move on to
                 the next larger one whenever it is full, in place: attention reads fewer slots, and
                 a generation that ends early never pays for the large bucket.
+            one_launch: One launch for each bucket of the way, as
+                :meth:`CUDAGraphAR.generate_in_one_launch`, which the host waits for; where a step
+                cannot be its body, a replay for each token, and the result says why.
             options: What else :meth:`CUDAGraphAR.generate` takes, but ``cache`` and ``keep_cache``.
                 Negative prompts have one row, or as many as ``input_ids``.
 
@@ -167,14 +172,17 @@ class DecodeBuckets(NotCopied):
         runner = self._ready(bucket)
         asked = min(max_new_tokens, room)
         with sparing(runner, spare):
-            decoded = runner.generate(
+            whole = decode_whole(
+                runner,
                 padded(input_ids, spare),
                 asked,
                 eos_token_id,
                 pad_token_id,
+                one_launch=one_launch,
                 poll_every=poll_every,
                 **padded_options(options, rows, spare),
             )
+        decoded, one_launch = whole.ids, whole.execution == "one launch"
         eos, pad = end_ids(runner._step.forward, eos_token_id, pad_token_id)
         path = [bucket]
         for larger in self._between(bucket, last):
@@ -185,7 +193,8 @@ class DecodeBuckets(NotCopied):
             runner = self._moved(runner, larger)
             path.append(larger)
             left = min(max_new_tokens - new, larger.max_seq_len - runner.cache.seen_tokens)
-            more = decode_on(runner, left, eos, pad, done, poll_every)
+            poll = None if one_launch else poll_every
+            more = decode_on(runner, left, eos, pad, done, poll)
             asked = new + left
             decoded = torch.cat((decoded, more), dim=1)
         _log.info("decoded %d rows in bucket %s", rows, " -> ".join(map(str, path)))
@@ -194,8 +203,8 @@ class DecodeBuckets(NotCopied):
             length,
             path[-1],
             tuple(path),
-            runner.execution,
-            runner.reason,
+            whole.execution,
+            whole.reason,
             runner.seed,
         )
 

@@ -19,6 +19,7 @@ from graphcore.decode.guidance import Guidance
 from graphcore.decode.runner import CUDAGraphAR
 from graphcore.decode.sampling import Sampling
 from graphcore.decode.static_cache import StaticKVCache
+from graphcore.decode.whole_generation import Decoded, decode_whole
 from graphcore.driver import Driver
 from graphcore.errors import CaptureError
 
@@ -32,7 +33,7 @@ class Generation:
     Attributes:
         ids: int64 ``[batch, prompt + new]``; of an encoder-decoder: the decoder's.
         prompt_length: Tokens of the prompt; of an encoder-decoder: those the decoder began with.
-        execution: "graph" or "eager".
+        execution: "graph" (a replay for each token), "one launch" or "eager".
         reason: Why.
         captures: Graphs that were captured.
         seed: Of the random numbers, given or drawn; None for greedy.
@@ -70,6 +71,7 @@ def generate(  # noqa: PLR0913  (each is a choice of its own)
     prefill_chunk_size: int | None = None,
     guidance: Guidance | None = None,
     vocabulary: int | None = None,
+    one_launch: bool = False,
     **inputs: Any,
 ) -> Generation:
     """Decodes ``max_new_tokens`` through a captured step.
@@ -96,6 +98,8 @@ def generate(  # noqa: PLR0913  (each is a choice of its own)
         prefill_chunk_size: As for :class:`CUDAGraphAR`.
         guidance: As for :class:`CUDAGraphAR`.
         vocabulary: As for :class:`CUDAGraphAR`, with a step function and its cache.
+        one_launch: All tokens in one launch, as :meth:`CUDAGraphAR.generate_in_one_launch`; a step
+            that no WHILE node takes is replayed for each token, and the result says why.
         inputs: As for :meth:`CUDAGraphAR.capture`.
 
     Raises:
@@ -118,7 +122,7 @@ def generate(  # noqa: PLR0913  (each is a choice of its own)
         if max_seq_len is None:
             max_seq_len = _capacity(model, tokens + prompt.check_count(max_new_tokens))
 
-    def decode(capture: bool) -> tuple[torch.Tensor, CUDAGraphAR]:
+    def decode(capture: bool) -> tuple[Decoded, CUDAGraphAR]:
         runner = CUDAGraphAR(
             model,
             cache,
@@ -134,11 +138,13 @@ def generate(  # noqa: PLR0913  (each is a choice of its own)
             vocabulary=vocabulary,
         )
         with runner:
-            decoded = runner.generate(
+            decoded = decode_whole(
+                runner,
                 input_ids,
                 max_new_tokens,
                 eos_token_id,
                 pad_token_id,
+                one_launch=one_launch,
                 attention_mask=attention_mask,
                 seed=seed,
                 **inputs,
@@ -146,16 +152,16 @@ def generate(  # noqa: PLR0913  (each is a choice of its own)
         return decoded, runner
 
     try:
-        ids, runner = decode(capture)
-        reason = runner.reason
+        decoded, runner = decode(capture)
+        reason = decoded.reason
     except CaptureError as error:
         reason = f"the step could not be captured: {error}"
         _log.info("decoding eagerly: %s", reason)
-        ids, runner = decode(capture=False)
+        decoded, runner = decode(capture=False)
     if not families.is_encoder_decoder(model):
         assert input_ids is not None  # the prompt was checked
         tokens = input_ids.shape[1]
-    return Generation(ids, tokens, runner.execution, reason, runner.captures, runner.seed)
+    return Generation(decoded.ids, tokens, decoded.execution, reason, runner.captures, runner.seed)
 
 
 def _capacity(model: Any, wanted: int) -> int:
