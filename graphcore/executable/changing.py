@@ -82,6 +82,14 @@ class ChangeableExec(NotCopied):
         private = self.private_memory()
         return attributions(self.snapshot(), self.driver, self._owners, private, names)
 
+    def why_unwritten(self, memory: Sequence[tuple[int, int]]) -> str | None:
+        """Why no node writes to these pieces (address, bytes), in words; None: one does, or may.
+
+        What nodes wrote before they were changed one by one counts too.
+        """
+        self._refuse_closed("why_unwritten")
+        return self._current.why_unwritten(memory)
+
     def private_memory(self) -> list[tuple[int, int]]:
         """(address, bytes) of memory that is this executable's alone."""
         return self._version_graph("private_memory").private_memory()

@@ -8,7 +8,7 @@ when it is first asked about; it is assumed that nobody edits the graph behind i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -33,6 +33,7 @@ from graphcore.graph.pairing import pair_snapshots
 from graphcore.graph.reading import read
 from graphcore.graph.snapshot import GraphSnapshot
 from graphcore.resources.lifetime import Owner, OwnerSet
+from graphcore.resources.written import Piece, WrittenMemory
 
 _UNCLONABLE = {NodeKind.ALLOC, NodeKind.FREE, NodeKind.CONDITIONAL}
 
@@ -46,8 +47,8 @@ class CurrentParameters:
     """
 
     __slots__ = (
-        "_aliases", "_base", "_changes", "_index", "base_owners", "disabled", "is_fresh", "known",
-        "live", "owners", "source", "version",
+        "_aliases", "_base", "_changes", "_index", "_written", "base_owners", "disabled",
+        "is_fresh", "known", "live", "owners", "source", "version",
     )  # fmt: skip
 
     def __init__(self, source: GraphResource, version: Version, owners: OwnerSet) -> None:
@@ -66,6 +67,7 @@ class CurrentParameters:
         self._base: GraphSnapshot | None = None
         self._index: dict[NodeHandle, NodeRecord] | None = None  # made when a node is named
         self._aliases: dict[NodeHandle, NodeHandle] | None = None
+        self._written: WrittenMemory | None = None
         # nothing was asked or changed since the version came: another one may just take its place
         self.is_fresh = not (self.live or self.disabled)
 
@@ -89,6 +91,17 @@ class CurrentParameters:
             if params is not None:
                 self._changes[handle] = params
         return self._changes
+
+    def why_unwritten(self, memory: Sequence[Piece]) -> str | None:
+        """Why no node writes there; as of :meth:`WrittenMemory.why_not`, read once a version."""
+        # host memory is the emulated driver's device memory: its callbacks may write it
+        host = self.driver.is_emulated
+        if self._written is None:
+            self._written = WrittenMemory(self._base or self.version.snapshot())
+        why = self._written.why_not(memory, host_writes=host)
+        if why is not None and self.changes():
+            why = WrittenMemory(self.snapshot()).why_not(memory, host_writes=host)
+        return why
 
     def find(self, node: Any, field: str = "node") -> NodeRecord:
         """The record, as it is now, of a node that a caller names.
@@ -180,7 +193,7 @@ class CurrentParameters:
         self._remember(self.snapshot() if snapshot is None else snapshot)
         self.version = version
         self._changes = {}
-        self._aliases = None
+        self._aliases = self._written = None
         for live in self.live.values():
             live.forget()
 

@@ -31,6 +31,7 @@ from graphcore.interop.torch import MemoryPool
 from graphcore.resources.copying import copy_of
 from graphcore.resources.spans import extent
 from graphcore.resources.tensors import describe, is_tensor
+from graphcore.resources.written import memory_around
 
 if TYPE_CHECKING:
     from graphcore.resources.lifetime import OwnerSet
@@ -48,23 +49,36 @@ class OutputGuard:
         exec_: The executable.
         tensor: What it writes: a tensor of any library, or a list, tuple or mapping of them.
         name: What errors call it.
+        written_indirectly: The graph writes it through addresses that lie in memory (a table of
+            pointers), which no node shows: what its nodes refer to is not looked at.
 
     Raises:
         CacheTypeError: ``exec_`` is no executable, or ``tensor`` no tensor.
-        ConfigurationError: The tensor is of another driver or device, or there is none.
+        ConfigurationError: The tensor is of another driver or device, or there is none; or no node
+            of the graph writes it: copies, fills and kernels with a signature say what they write,
+            other kernels must at least refer to its memory.
         LifecycleError: The executable is closed.
     """
 
-    def __init__(self, exec_: GraphExec, tensor: Any, name: str = "output") -> None:
+    def __init__(
+        self,
+        exec_: GraphExec,
+        tensor: Any,
+        name: str = "output",
+        *,
+        written_indirectly: bool = False,
+    ) -> None:
         if not isinstance(exec_, GraphExec):
             raise CacheTypeError(f"exec_: expected a GraphExec, got {type(exec_).__name__}")
         runs = exec_.runs
         self.name = name
-        self._extents = [
-            _checked_extent(exec_.driver, part, where) for where, part in _parts(tensor, name)
-        ]
+        parts = list(_parts(tensor, name))
+        self._extents = [_checked_extent(exec_.driver, part, where) for where, part in parts]
         if not self._extents:
             raise ConfigurationError(f"{name}: expected at least one tensor, got {tensor!r}")
+        if not written_indirectly:
+            for where, part in parts:
+                _check_written(exec_, part, where)
         self._driver = exec_.driver
         self._exec = weakref.ref(exec_)
         self._tensor = tensor
@@ -138,7 +152,8 @@ class OutputGuard:
         executable = self._exec()
         if executable is None:
             raise LifecycleError("latest: expected an open executable, got one that is gone")
-        return OutputGuard(executable, self._tensor, self.name)
+        # it was written by the graph of then, and may be again: graphs that take turns
+        return OutputGuard(executable, self._tensor, self.name, written_indirectly=True)
 
     @property
     def _which(self) -> str:
@@ -231,6 +246,22 @@ def _checked_extent(driver: Driver, tensor: Any, where: str) -> tuple[int, int]:
             f"{ref.device_kind}:{ref.device}"
         )
     return extent(where, ref)
+
+
+def _check_written(exec_: GraphExec, tensor: Any, where: str) -> None:
+    """Refuses a tensor that no node of the executable writes, as far as they say."""
+    if not describe(tensor, name=where).size:
+        return
+    memory = memory_around(tensor, where, exec_.driver, exec_.owners)
+    why = exec_.why_unwritten(memory)
+    # what the capture made is the graph's own: a descriptor in a kernel may hide its address
+    if why is not None and _overlap(exec_.private_memory(), memory[:1]):
+        return
+    if why is not None:
+        raise ConfigurationError(
+            f"{where}: expected a tensor that the graph writes, got {why}; where it is written "
+            "through addresses that lie in memory, say written_indirectly=True"
+        )
 
 
 def _overlap(ours: list[tuple[int, int]], theirs: list[tuple[int, int]]) -> bool:

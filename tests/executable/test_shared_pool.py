@@ -128,11 +128,14 @@ class Segment(MemoryPool):
         return [(self.memory.data_ptr(), self.memory.nbytes)]
 
 
-def pooled(driver: Driver, memory: torch.Tensor, pool: MemoryPool) -> tuple[GraphExec, Any]:
-    """A graph that counts up a part of ``memory``, as if captured into ``pool``."""
+def pooled(
+    driver: Driver, memory: torch.Tensor, pool: MemoryPool, outside: torch.Tensor
+) -> tuple[GraphExec, Any]:
+    """A graph that counts up a part of ``memory`` and ``outside``, as if captured into ``pool``."""
     with graphcore.capture(driver=driver) as capture:
         capture.keep(pool, "torch memory pool")
         memory[:4].add_(1)
+        outside.add_(1)
     pool.note_capture(capture.graph.runs)
     return capture.graph.instantiate(), capture.graph
 
@@ -142,13 +145,16 @@ def test_a_run_of_a_graph_captured_before_into_the_pool_overwrites_an_output(
 ) -> None:
     memory = filled(graphcore_driver, 0.0, 64)
     pool = Segment(graphcore_driver, memory)
-    (first, _one), (second, _two) = (pooled(graphcore_driver, memory, pool) for _ in range(2))
+    outside = [filled(graphcore_driver, 0.0) for _ in range(2)]
+    (first, _one), (second, _two) = (
+        pooled(graphcore_driver, memory, pool, each) for each in outside
+    )
     replay(first)
     replay(second)
     guards = {
         "second": OutputGuard(second, memory[:4]),
         "first": OutputGuard(first, memory[8:]),
-        "outside": OutputGuard(second, filled(graphcore_driver, 0.0)),
+        "outside": OutputGuard(second, outside[1]),
     }
     assert not any(guard.is_overwritten for guard in guards.values())
     replay(first)

@@ -15,11 +15,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
 from helpers.contract import Bench
 from helpers.graph_specs import Step, build
 from helpers.kernels import add_one, fill_value, write_cluster_size
-from helpers.tensors import device_of, replay
+from helpers.tensors import replay
 
 import graphcore
 from graphcore import (
@@ -38,6 +37,7 @@ from graphcore.executable import update
 from graphcore.executable.retired import release_finished
 from graphcore.executable.switches import _MOST_VERSIONS
 from graphcore.resources.lifetime import OwnerSet
+from graphcore.resources.tensors import TensorRef
 
 
 class Owner:
@@ -440,12 +440,13 @@ def test_a_failure_of_the_driver_passes_and_changes_nothing() -> None:
 def test_guarded_outputs_see_the_runs_of_each_graph(bench: Bench) -> None:
     turns = Turns(bench)
     turns.turn(0)
-    tensor = torch.zeros(4, device=device_of(bench.driver))
-    guard = OutputGuard(turns.executable, tensor)
+    kind = "cpu" if bench.driver.is_emulated else "cuda"
+    output = TensorRef(turns.x, (4,), (1,), "float32", 4, kind, bench.driver.device)
+    guard = OutputGuard(turns.executable, output)
     turns.turn(0)
     assert guard.is_overwritten
     turns.turn(0)
-    guard = OutputGuard(turns.executable, tensor)
+    guard = OutputGuard(turns.executable, output)
     assert not guard.is_overwritten
     turns.turn(1)
     # the executable may write what it wrote before
