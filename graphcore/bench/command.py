@@ -12,7 +12,7 @@ from graphcore.bench import provenance
 from graphcore.bench.harness import MIN_ROUNDS
 from graphcore.bench.parts import run_parts
 from graphcore.bench.results import Report
-from graphcore.bench.suites import PARTS, SUITES, Request, load_suite
+from graphcore.bench.suites import BY_CASE, PARTS, SUITES, Request, load_suite
 from graphcore.driver import Driver, open_driver
 from graphcore.errors import ConfigurationError, GraphcoreError
 
@@ -28,9 +28,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     options = _parser().parse_args(argv)
     try:
-        cases = options.only or PARTS.get(options.suite, ())
-        if options.only and options.suite not in PARTS:
+        if options.only and options.suite not in BY_CASE:
             raise ConfigurationError(f"--only: suite {options.suite} is measured as a whole")
+        parts = PARTS.get(options.suite, ())
+        cases = parts and (options.only or parts)
         if len(cases) > 1:
             report = run_parts(cases, _of_a_part(options), functools.partial(_keep, options.out))
         else:
@@ -119,7 +120,8 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="CASE",
-        help="measure this case only; repeatable. Several cases of a suite whose cases hold "
-        "models run in processes of their own (" + ", ".join(sorted(PARTS)) + ")",
+        help="measure this case only (" + ", ".join(sorted(BY_CASE)) + "); repeatable. Several "
+        "cases of a suite whose cases hold models (" + ", ".join(sorted(PARTS)) + ") run in "
+        "processes of their own",
     )
     return parser

@@ -1,0 +1,154 @@
+"""Suite copy: strided copies of float32 against a device copy of as many bytes, and against peers.
+
+Times are the device's, of calls in a graph. Every way is first checked word by word, with the
+destination poisoned; one that is wrong is left out by name. Notes say what each case was to reach.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from statistics import median
+from typing import Any
+
+import torch
+from graphcore_kernels import strided_copy
+
+from graphcore.bench.harness import Arm, Effort, measure
+from graphcore.bench.replays import Call, Replayed, cached_bytes, replayed, seconds_of, torch_device
+from graphcore.bench.results import Row, row_of
+from graphcore.bench.suites import Measured, Request
+from graphcore.bench.suites.copy_cases import CopyCase, cases
+from graphcore.bench.suites.copy_operands import CopyOperands
+from graphcore.bench.suites.copy_ways import (
+    EMULATED_PEERS,
+    OURS,
+    PEERS,
+    Way,
+    calls_of,
+    floor_calls,
+    ours,
+)
+from graphcore.driver import Driver, Stream
+from graphcore.errors import ConfigurationError
+
+Note = Mapping[str, Any]
+
+_BURST_SECONDS = 5e-3
+_HOST_CALLS = 200
+
+
+def run(driver: Driver, request: Request) -> Measured:
+    """Measures the cases asked for; on the emulated driver small ones, whose times mean nothing.
+
+    Raises:
+        ConfigurationError: A peer to leave out, or a case, that is none; no peer is left.
+        GraphcoreError: Our copy is wrong.
+    """
+    request.check_peers(PEERS)
+    known = cases(small=driver.is_emulated)
+    request.check_cases(case.name for case in known)
+    rows: list[Row] = []
+    notes: list[Note] = []
+    torch.manual_seed(11)
+    with driver.stream(blocking=True) as stream:
+        for case in known:
+            if request.wants(case.name):
+                made = _Case(case, driver, stream, request)
+                rows.append(made.row())
+                notes += made.notes
+                if not driver.is_emulated:
+                    notes.append(case.target.told(rows[-1]))
+        notes.append(_host_note(driver, stream))
+    return Measured(rows, notes)
+
+
+class _Case:
+    """One case with its arms, and notes beside them."""
+
+    def __init__(self, case: CopyCase, driver: Driver, stream: Stream, request: Request) -> None:
+        self._case, self._driver, self._stream, self._request = case, driver, stream, request
+        self._device = torch_device(driver)
+        self._operands = CopyOperands(case, self._device, 3 * cached_bytes(driver))
+        self.notes: list[Note] = []
+
+    def row(self) -> Row:
+        name, calls = floor_calls(self._driver, self._operands, self._device)
+        floor = replayed(name, self._driver, self._stream, calls).arm()
+        plan = seconds_of(self._driver, lambda: strided_copy.plan(*self._operands.pairs[0]))
+        mine = self._checked(OURS, ours)
+        assert mine is not None
+        peers = self._peers()
+        if not peers:
+            raise ConfigurationError(f"peers: expected at least one, got none: {self.notes}")
+        arms = [floor, mine, *peers]
+        timings = measure(arms, self._effort(floor, len(calls)), self._driver.synchronize)
+        row = row_of(
+            self._case.name,
+            timings,
+            ours=OURS,
+            floor=floor.name,
+            peers=[arm.name for arm in peers],
+            allowance=0.0,
+            error=0.0,  # whatever differs in one word is no arm
+        )
+        rate = self._operands.bytes_moved / timings.seconds(OURS).median / 1e9
+        self._note("bytes moved", "GB/s", rate)
+        self._note("first plan", "ms", plan * 1e3)
+        return row
+
+    def _peers(self) -> list[Arm]:
+        arms = []
+        for name, way in (EMULATED_PEERS if self._driver.is_emulated else PEERS).items():
+            if name in self._request.without:
+                self._leave_out(name, "asked for")
+                continue
+            try:
+                arm = self._checked(name, way)
+            except Exception as error:  # another library's: one broken peer must not cost the run
+                self._leave_out(name, f"{type(error).__name__}: {error}")
+            else:
+                arms += [] if arm is None else [arm]
+        return arms
+
+    def _checked(self, name: str, way: Way) -> Arm | None:
+        """The arm of a way whose result is right; None where the way has no such copy."""
+        calls = calls_of(way, self._driver, self._operands.pairs)
+        if calls is None:
+            return None
+        made = replayed(name, self._driver, self._stream, calls)
+        self._operands.check(name, lambda: _run(made))
+        return made.arm()
+
+    def _effort(self, floor: Arm, calls: int) -> Effort:
+        if self._driver.is_emulated:
+            return Effort(rounds=1, bursts=1, calls=1)
+        turns = max(1, round(_BURST_SECONDS / floor.burst(calls)))
+        return Effort(rounds=self._request.rounds, bursts=1, calls=turns * calls)
+
+    def _note(self, what: str, unit: str, value: float) -> None:
+        self.notes.append(
+            {"case": f"{self._case.name}: {what}", "unit": unit, "ours": round(value, 2)}
+        )
+
+    def _leave_out(self, name: str, reason: str) -> None:
+        self.notes.append({"left out": f"{self._case.name} {name}", "reason": reason})
+
+
+def _run(made: Replayed) -> None:
+    made.run()
+    made.driver.synchronize()
+
+
+def _host_note(driver: Driver, stream: Stream) -> Note:
+    """What a planned copy costs the host to launch."""
+    dst, src = (torch.rand(64, 64, device=torch_device(driver)) for _ in range(2))
+    launch: Call = strided_copy.plan(dst, src.t()).launch
+    times = []
+    for _ in range(2 if driver.is_emulated else _HOST_CALLS):
+        start = time.perf_counter()
+        launch(stream)
+        times.append(time.perf_counter() - start)
+    driver.synchronize()
+    cost = median(times) * 1e6
+    return {"case": "host time of a planned copy", "unit": "us", "ours": round(cost, 2)}
