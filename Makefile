@@ -73,7 +73,8 @@ outcomes: $(STAMP)
 	$(BIN)/python -m pytest -q tests/driver/contract --graphcore-outcomes tests/driver/outcomes
 
 bench-tables: $(STAMP)
-	$(BIN)/python -m graphcore.bench.tables README.md $(RESULTS)
+	$(BIN)/python -m graphcore.bench.tables --rows-only README.md $(RESULTS)
+	$(BIN)/python -m graphcore.bench.tables docs/benchmarks.md $(RESULTS)
 
 clean:
 	rm -rf $(VENV) build dist demo.html .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache

@@ -41,10 +41,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m graphcore.bench.tables", description=__doc__)
     parser.add_argument("document", type=Path, help="a text with the two markers")
     parser.add_argument("results", type=Path, help="folder of result files, subfolders too")
+    parser.add_argument(
+        "--rows-only", action="store_true", help="leave out what is compared with nothing"
+    )
     parser.add_argument("--check", action="store_true", help="write nothing, say whether it fits")
     options = parser.parse_args(argv)
     before = options.document.read_text(encoding="utf-8")
-    after = replaced(before, tables(read_results(options.results)))
+    after = replaced(before, tables(read_results(options.results), rows_only=options.rows_only))
     if options.check:
         return int(after != before)
     options.document.write_text(after, encoding="utf-8")
@@ -65,11 +68,18 @@ def read_results(folder: Path) -> list[Result]:
     return [result for result in found if "meaningless" not in result]
 
 
-def tables(results: Sequence[Result]) -> str:
-    """The text for ``results``: a heading, a table and where it comes from, for each."""
-    if not results:
+def tables(results: Sequence[Result], *, rows_only: bool = False) -> str:
+    """The text for ``results``: a heading, a table and where it comes from, for each.
+
+    Args:
+        results: Of suites.
+        rows_only: Whether figures that are compared with nothing are left out, and with them the
+            suites that have no other.
+    """
+    shown = [result for result in results if result["rows"] or not rows_only]
+    if not shown:
         return _NONE_YET
-    return "\n\n".join([_LEGEND, *(_section(result) for result in results)])
+    return "\n\n".join([_LEGEND, *(_section(result, rows_only=rows_only) for result in shown)])
 
 
 def replaced(document: str, text: str) -> str:
@@ -97,12 +107,12 @@ def _read(path: Path) -> Result:
     return result
 
 
-def _section(result: Result) -> str:
+def _section(result: Result, *, rows_only: bool) -> str:
     parts = [f"### {result['suite']}: {result['device']}, {result['date']}"]
     if result["rows"]:
         parts.append(_rows(result["rows"]))
     figures = [note for note in result["notes"] if "case" in note]
-    if figures:
+    if figures and not rows_only:
         parts.append(_table(["not compared", "unit", "ours"], [_note(note) for note in figures]))
     parts += [
         f"Left out: {note['left out']} ({note['reason']})."

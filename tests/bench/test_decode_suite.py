@@ -126,6 +126,23 @@ def test_a_loop_begins_anew_at_every_burst_and_that_is_not_timed(driver):
         assert calls == ["begin", "step", "step", "begin", "step"]
 
 
+def test_host_time_is_that_of_the_calls_each_made_behind_a_step_that_runs(driver, monkeypatch):
+    log = []
+    monkeypatch.setattr(
+        decode_arms, "_behind", lambda driver: log.append("queued") or (lambda: log.append("wait"))
+    )
+    seconds = iter([3.0, 0.5])
+
+    def step():
+        log.append("step")
+        return next(seconds)
+
+    arm = decode_arms.submitted("it", lambda: log.append("begin"), step, driver)
+    assert arm.burst(2) == 3.5
+    step_behind = ["step", "queued", "wait"]
+    assert log == ["begin", "queued", *step_behind, *step_behind]
+
+
 def test_only_experts_that_are_hit_and_no_encoder_count_as_bytes(driver):
     moe, t5 = subject_of("qwen3-moe", driver), subject_of("t5-base", driver)
     nothing = types.SimpleNamespace(named_tensors=dict)

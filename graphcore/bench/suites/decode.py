@@ -17,7 +17,7 @@ from graphcore.bench.cloop import LaunchLoop
 from graphcore.bench.harness import Arm, Effort, measure
 from graphcore.bench.results import Row, row_of
 from graphcore.bench.suites import Measured, Request
-from graphcore.bench.suites.decode_arms import submitting, warmed
+from graphcore.bench.suites.decode_arms import submitted, submitting, warmed
 from graphcore.bench.suites.decode_checks import agreement, read_bandwidth, step_bytes
 from graphcore.bench.suites.decode_models import CASES, EXPERTS, Subject, subject_of
 from graphcore.bench.suites.decode_ours import COMPILED, ONE_LAUNCH, PLAIN, OurWay
@@ -34,6 +34,7 @@ from graphcore.bench.timings import Timings
 from graphcore.driver import Driver
 from graphcore.interop.streams import current_stream
 
+_HOST_CALLS = 16
 Note = Mapping[str, Any]
 T = TypeVar("T")
 
@@ -86,8 +87,10 @@ class Case:
         timings = measure([*ours, *peers], self._effort(), self.driver.synchronize)
         made = self._token_rows(timings, [arm.name for arm in peers])
         self._note_steps(timings)
-        host = self._try("host time of a replay", self._host_row)
-        return made if host is None else [*made, host]
+        for name in self.ways:
+            host = self._try(f"{name}: host time of a replay", self._host_row, name)
+            made += [] if host is None else [host]
+        return made
 
     # ---- arms ----------------------------------------------------------------------------------
 
@@ -177,36 +180,23 @@ class Case:
                 self._note(f"{name}: choices equal, tokens forced", out_of, found.choices)
         return errors
 
-    def _host_row(self) -> Row:
-        """The replay call, against the driver's call in a C loop and torch's replay."""
-        way = next(iter(self.ways.values()))
-        driver, launched = self.driver, way.runner.executable
-        assert launched is not None
+    def _host_row(self, name: str) -> Row:
+        """The replay call of a way, against the driver's call on its graph and torch's replay."""
+        way, driver = self.ways[name], self.driver
         assert way.runner.graph is not None
         executable, stream = driver.instantiate(way.runner.graph.handle), current_stream(driver)
-        if driver.is_emulated:
-            call = driver.bind_launch(executable, stream)
-            floor = submitting("bound call", way.begin, call, driver)
-            peers = [
-                submitting(
-                    "driver call",
-                    way.begin,
-                    lambda: driver.launch_graph(executable, stream),
-                    driver,
-                )
-            ]
-        else:
-            floor = _c_loop(way, executable, stream, driver)
+        floor, peers = _launches(way, executable, stream, driver)
+        if name == PLAIN and not driver.is_emulated:
             step = HandStep(self.subject)
             step.capture(step.decode)
-            peers = [submitting(BY_HAND, step.begin, step.replay, driver)]
-        calls = 2 if driver.is_emulated else 4  # few: a full queue would show the device's time
-        effort = Effort(self._effort().rounds, 1 if driver.is_emulated else 8, calls)
+            peers.append(submitting(BY_HAND, step.begin, step.replay, driver))
+        calls = 2 if driver.is_emulated else _HOST_CALLS
+        effort = Effort(self._effort().rounds, 1 if driver.is_emulated else 2, calls)
         timings = measure([floor, way.host_arm(), *peers], effort, driver.synchronize)
+        driver.destroy_exec(executable)
+        case = f"{self.name} host" if name == self._best() else f"{self.name} {name[5:]} host"
         names = [arm.name for arm in peers]
-        return row_of(
-            f"{self.name} host", timings, ours="ours", floor=floor.name, peers=names, allowance=0.0
-        )
+        return row_of(case, timings, ours="ours", floor=floor.name, peers=names, allowance=0.0)
 
     # ---- notes ---------------------------------------------------------------------------------
 
@@ -246,14 +236,17 @@ class Case:
             return None
 
 
-def _c_loop(way: OurWay, executable: Any, stream: Any, driver: Driver) -> Arm:
+def _launches(way: OurWay, executable: Any, stream: Any, driver: Driver) -> tuple[Arm, list[Arm]]:
+    """The driver's own launch of ``executable``, timed in C, and as Python calls it."""
+    if driver.is_emulated:
+        call = driver.bind_launch(executable, stream)
+        launch = functools.partial(driver.launch_graph, executable, stream)
+        floor = submitting("bound call", way.begin, call, driver)
+        return floor, [submitting("driver call", way.begin, launch, driver)]
+    from cuda.bindings import driver as bindings
+
     loop = LaunchLoop()
-
-    def burst(calls: int) -> float:
-        way.begin()
-        driver.synchronize()
-        taken = loop.seconds(executable, stream, calls)
-        driver.synchronize()
-        return taken
-
-    return Arm("C loop", burst)
+    theirs = bindings.CUgraphExec(executable), bindings.CUstream(stream)
+    launch = functools.partial(bindings.cuGraphLaunch, *theirs)
+    floor = submitted("C", way.begin, lambda: loop.seconds(executable, stream, 1), driver)
+    return floor, [submitting("cuda.bindings", way.begin, launch, driver)]
