@@ -121,8 +121,12 @@ def test_the_page_of_errors_has_every_capture_error_with_meaning_and_remedy(code
     assert cause
 
 
-def test_the_figures_of_the_readme_are_those_of_the_result_files():
-    assert tables.main([str(ROOT / "README.md"), str(ROOT / "benchmarks/results"), "--check"]) == 0
+@pytest.mark.parametrize(
+    ("page", "options"), [("README.md", ["--rows-only"]), ("docs/benchmarks.md", [])]
+)
+def test_the_figures_of_a_page_are_those_of_the_result_files(page, options):
+    results = str(ROOT / "benchmarks/results")
+    assert tables.main([str(ROOT / page), results, "--check", *options]) == 0
 
 
 def test_the_readme_stands_on_one_picture_that_exists():

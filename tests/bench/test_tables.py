@@ -1,7 +1,6 @@
 """Tables of a document: made from result files, between two markers, with device and date."""
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -53,17 +52,6 @@ def document(tmp_path):
 def generate(document, *arguments):
     status = tables.main([str(document), str(document.parent / "results"), *arguments])
     return status, document.read_text(encoding="utf-8")
-
-
-ROOT = Path(__file__).parents[2]
-
-
-@pytest.mark.parametrize(
-    ("document", "options"), [("README.md", ["--rows-only"]), ("docs/benchmarks.md", [])]
-)
-def test_the_tables_of_the_pages_are_those_of_the_recorded_results(document, options):
-    results = str(ROOT / "benchmarks" / "results")
-    assert tables.main([str(ROOT / document), results, "--check", *options]) == 0
 
 
 def test_figures_compared_with_nothing_can_be_left_out(document, tmp_path):
