@@ -86,6 +86,9 @@ if TYPE_CHECKING:
         Refusal,
         RefusalReason,
     )
+    from graphcore.moe.product_options import (
+        ProductOptions,
+    )
     from graphcore.moe.reasons import (
         Reason,
         Retention,
@@ -106,6 +109,13 @@ if TYPE_CHECKING:
     )
     from graphcore.moe.slot_tables import (
         SlotTables,
+    )
+    from graphcore.moe.staged import (
+        StagedProducts,
+        StagedStep,
+    )
+    from graphcore.moe.staging_memory import (
+        StagingMemory,
     )
 
 _names = "graphcore.moe.names"
@@ -138,6 +148,7 @@ _homes = {
     "Phase": _names,
     "PlanOutcome": _names,
     "Precondition": "graphcore.moe.boundary_update",
+    "ProductOptions": "graphcore.moe.product_options",
     "Publication": "graphcore.moe.manifest_registry",
     "PublicationCode": _names,
     "Published": "graphcore.moe.manifest_registry",
@@ -159,6 +170,9 @@ _homes = {
     "SlotState": "graphcore.moe.slot_state",
     "SlotTables": "graphcore.moe.slot_tables",
     "SlotTotals": "graphcore.moe.slot_state",
+    "StagedProducts": "graphcore.moe.staged",
+    "StagedStep": "graphcore.moe.staged",
+    "StagingMemory": "graphcore.moe.staging_memory",
     "Strategy": _names,
     "Way": _names,
     "examine": "graphcore.moe.manifest_check",
@@ -194,6 +208,7 @@ __all__ = [
     "Phase",
     "PlanOutcome",
     "Precondition",
+    "ProductOptions",
     "Publication",
     "PublicationCode",
     "Published",
@@ -215,6 +230,9 @@ __all__ = [
     "SlotState",
     "SlotTables",
     "SlotTotals",
+    "StagedProducts",
+    "StagedStep",
+    "StagingMemory",
     "Strategy",
     "Way",
     "examine",

@@ -15,6 +15,40 @@ from graphcore.resources.tensors import contiguous_strides
 _ALIGNMENT = 256
 
 
+Shapes = Mapping[str, tuple[str, tuple[int, ...]]]
+"""Name -> (element type, shape)."""
+
+
+def offsets_of(shapes: Shapes) -> tuple[dict[str, int], int]:
+    """Where each tensor begins in memory that holds them one after another, and all bytes."""
+    offsets: dict[str, int] = {}
+    end = 0
+    for name, (dtype, shape) in shapes.items():
+        offsets[name] = end
+        end += -(-prod(shape) * DTYPES[dtype].itemsize // _ALIGNMENT) * _ALIGNMENT
+    return offsets, end
+
+
+def carve(memory: Buffer, shapes: Shapes) -> dict[str, Buffer]:
+    """The tensors, one after another, in ``memory``, which is large enough."""
+    offsets, _ = offsets_of(shapes)
+    whole = memory.__graphcore_tensor__()
+    return {
+        name: Buffer(
+            replace(
+                whole,
+                address=whole.address + offsets[name],
+                shape=shape,
+                strides=contiguous_strides(shape),
+                dtype=dtype,
+                itemsize=DTYPES[dtype].itemsize,
+            ),
+            memory.driver,
+        )
+        for name, (dtype, shape) in shapes.items()
+    }
+
+
 class StaticTensors:
     """Tensors of the given shapes, one after another; their contents are undefined.
 
@@ -26,31 +60,10 @@ class StaticTensors:
         CudaError: Out of memory, or inside a capture that does not allow it.
     """
 
-    def __init__(self, driver: Driver, shapes: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
-        self.offsets: dict[str, int] = {}
-        end = 0
-        for name, (dtype, shape) in shapes.items():
-            self.offsets[name] = end
-            size = prod(shape) * DTYPES[dtype].itemsize
-            end += -(-size // _ALIGNMENT) * _ALIGNMENT
-        self.memory = Buffer.allocate(max(end, 1), "uint8", driver=driver)
-        whole = self.memory.__graphcore_tensor__()
-        self.tensors: Mapping[str, Buffer] = MappingProxyType(
-            {
-                name: Buffer(
-                    replace(
-                        whole,
-                        address=whole.address + self.offsets[name],
-                        shape=shape,
-                        strides=contiguous_strides(shape),
-                        dtype=dtype,
-                        itemsize=DTYPES[dtype].itemsize,
-                    ),
-                    driver,
-                )
-                for name, (dtype, shape) in shapes.items()
-            }
-        )
+    def __init__(self, driver: Driver, shapes: Shapes) -> None:
+        self.offsets, size = offsets_of(shapes)
+        self.memory = Buffer.allocate(max(size, 1), "uint8", driver=driver)
+        self.tensors: Mapping[str, Buffer] = MappingProxyType(carve(self.memory, shapes))
 
     def close(self) -> None:
         """Lets go of the memory; graphs that use it keep it, and refuse where they are guarded."""

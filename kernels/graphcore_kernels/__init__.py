@@ -5,6 +5,9 @@ Importing this loads no NumPy, torch, CuPy or CUDA library; kernels are compiled
 
 # bound here and now: a module of the package has the kernel's name, and whoever imported that
 # module first would otherwise get the module in place of the kernel
+from graphcore_kernels._drivers import Operand as Operand
+from graphcore_kernels._drivers import Place as Place
+from graphcore_kernels._drivers import choose_place as choose_place
 from graphcore_kernels._gemm_faults import Fault as Fault
 from graphcore_kernels._gemm_faults import GemmFault as GemmFault
 from graphcore_kernels._gemm_faults import read_fault as read_fault
@@ -17,6 +20,8 @@ from graphcore_kernels.route_layout import RoutePolicy as RoutePolicy
 from graphcore_kernels.route_layout import RouteStatus as RouteStatus
 from graphcore_kernels.route_plan import RoutePlan as RoutePlan
 from graphcore_kernels.route_plan import route_plan as route_plan
+from graphcore_kernels.stage_plan import StagePlan as StagePlan
+from graphcore_kernels.stage_plan import stage_plan as stage_plan
 from graphcore_kernels.strided_copy import CopyPlan as CopyPlan
 from graphcore_kernels.strided_copy import strided_copy as strided_copy
 
@@ -27,12 +32,17 @@ __all__ = [
     "GatherPlan",
     "GemmFault",
     "GroupedGemmPlan",
+    "Operand",
+    "Place",
     "RoutePlan",
     "RoutePolicy",
     "RouteStatus",
+    "StagePlan",
+    "choose_place",
     "expert_gather",
     "moe_grouped_gemm",
     "read_fault",
     "route_plan",
+    "stage_plan",
     "strided_copy",
 ]

@@ -154,9 +154,18 @@ def _arithmetic_of(refs: Refs, choices: Choices) -> str:
     _expect("x.dtype", dtype in known_types, " or ".join(known_types), dtype)
     _expect("weights.dtype", refs["weights"].dtype == dtype, f"{dtype} as x has",
             refs["weights"].dtype)  # fmt: skip
+    return arithmetic_of(dtype, choices.precision)
+
+
+def arithmetic_of(dtype: str, precision: str) -> str:
+    """How products of ``dtype`` are computed: an element type's name, or a precision of F32.
+
+    Raises:
+        ConfigurationError: A precision for elements that have none.
+    """
     if dtype == "float32":
-        return choices.precision
-    _expect("precision", choices.precision == "ieee", f"'ieee' for {dtype}", choices.precision)
+        return precision
+    _expect("precision", precision == "ieee", f"'ieee' for {dtype}", precision)
     return _DTYPES[dtype]
 
 

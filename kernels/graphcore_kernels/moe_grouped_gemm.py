@@ -19,6 +19,7 @@ from graphcore_kernels._drivers import Operand, Place, choose_place, device_fact
 from graphcore_kernels._gemm_faults import GemmFault, read_fault
 from graphcore_kernels._gemm_forms import (
     Form,
+    Layout,
     choose_form,
     combine_config,
     combine_kernel,
@@ -30,6 +31,7 @@ from graphcore_kernels._gemm_operands import (
     WRITTEN,
     Choices,
     Sizes,
+    arithmetic_of,
     check_written,
     measure,
     workspace_bytes,
@@ -112,6 +114,23 @@ class MoeGroupedGemm:
     workspace_bytes = staticmethod(workspace_bytes)
     """``workspace_bytes(rows, columns)``: what combining ``rows`` rows of ``columns`` columns of
     out needs; without ``scatter`` no workspace is needed."""
+
+    @staticmethod
+    def choose_form(
+        rows: int, experts: int, dtype: str, *, layout: Layout = "nk", precision: str = "ieee"
+    ) -> str:
+        """The form that a product of these capacities takes where none is named.
+
+        For products that are done in parts and must have the bits of the whole.
+
+        Args:
+            rows: Capacity in rows.
+            experts: As many as offsets has, less one.
+            dtype: Of x and the weights.
+            layout: Of the weights.
+            precision: Of float32.
+        """
+        return choose_form(rows, experts, arithmetic_of(dtype, precision), layout).name
 
     def __call__(  # noqa: PLR0913  (each is a choice of its own)
         self,

@@ -16,6 +16,7 @@ from graphcore_kernels.copy_plan import CopyClass, CopyForm, CopyLayout
 from graphcore_kernels.decode_loop import begin_decode_loop, end_decode_step
 from graphcore_kernels.expert_gather import expert_gather_kernel
 from graphcore_kernels.route_plan import route_plan_i32, route_plan_i64
+from graphcore_kernels.stage_plan import stage_plan_kernel
 from graphcore_kernels.strided_copy import copy_kernel
 
 ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120")
@@ -97,7 +98,7 @@ def test_the_decode_loop_compiles_without_a_spill_and_calls_the_setter_of_condit
     assert set(usage) == {("0", "0", "0")}
 
 
-SLOT_KERNELS = (route_plan_i32, route_plan_i64, expert_gather_kernel)
+SLOT_KERNELS = (route_plan_i32, route_plan_i64, expert_gather_kernel, stage_plan_kernel)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
