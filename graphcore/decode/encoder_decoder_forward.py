@@ -68,13 +68,18 @@ class EncoderDecoderForward:
         Nothing is captured for a cross half that is not written, or not by the last prompt here.
         """
         if self._missing() is not None:
-            return (("cross K/V", "not written"),)
-        return ("cross K/V", "written"), *self._read(self.cache.encoder_tokens)
+            return (("cross K/V", "not written"),)  # no step comes before a prompt
+        return ("cross K/V", "written"), *self._read(self.cache.encoder_tokens), *self._ragged
 
     @property
     def first_key(self) -> tuple[Hashable, ...]:
         """As :attr:`key`, of the first token's forward, which writes the cross half."""
-        return ("cross K/V", "not written"), *self._read(self.held_length)
+        return ("cross K/V", "not written"), *self._read(self.held_length), *self._ragged
+
+    @property
+    def _ragged(self) -> tuple[Hashable, ...]:
+        """("ragged",) while the self half holds pads."""
+        return ("ragged",) if self.cache.decoder_half.padding else ()
 
     def _read(self, length: int) -> tuple[Hashable, ...]:
         """What of the encoder's ``length`` tokens a forward reads."""
@@ -104,7 +109,9 @@ class EncoderDecoderForward:
         Raises:
             CapacityError: The encoder's output is longer than the cross half.
             LifecycleError: A prompt without an encoder's side, and no cross K/V to continue with.
+            ConfigurationError: Pads behind held tokens where slots are counted.
         """
+        self._hide_pads(prompt)
         if not prompt.inputs:
             return self._feed(self, prompt.ids)
         states = self._encoded(prompt.inputs)
@@ -164,7 +171,7 @@ class EncoderDecoderForward:
             return families.decode_logits(
                 self.model,
                 tokens,
-                positions=positions.expand(self.rows, count),
+                positions=self._position_ids(positions),
                 mask=self._self_masks(positions),
                 states=states,
                 encoder_mask=None if visible is None else self._as_mask(visible, count),
@@ -173,6 +180,29 @@ class EncoderDecoderForward:
         finally:
             self.cache.encoder_state.whole = False
 
+    def _hide_pads(self, prompt: Prompt) -> None:
+        """A prompt is about to be forwarded behind what the cache holds: hides its pads."""
+        start, windows = self.cache.seen_tokens, [w for w in self._windows.values() if w]
+        counts_slots = windows or not families.takes_decoder_positions(self.model)
+        if prompt.mask is not None and start and counts_slots:
+            how = (
+                f"layers see a window of {windows[0]} tokens"
+                if windows
+                else f"{type(self.model).__name__} counts how far tokens are apart in slots"
+            )
+            raise ConfigurationError(
+                f"decoder_attention_mask: expected rows of one length behind the {start} tokens "
+                f"held, got padding: {how}, where pads would take the places of tokens"
+            )
+        self.cache.decoder_half.padding.append(start, prompt.mask)
+
+    def _position_ids(self, positions: torch.Tensor) -> torch.Tensor:
+        """int64 ``[R, T]`` of the tokens at ``positions [T]``: pads do not count."""
+        padding = self.cache.decoder_half.padding
+        if padding:
+            return (positions - padding.pads[:, None]).clamp(min=0)
+        return positions.expand(self.rows, len(positions))
+
     def _self_masks(self, positions: torch.Tensor) -> torch.Tensor | dict[str, torch.Tensor]:
         """Which slots of the self half the tokens at ``positions`` see; by type of layer, or one.
 
@@ -180,6 +210,11 @@ class EncoderDecoderForward:
         """
         count = len(positions)
         causal = self._slots <= positions[:, None]
+        padding = self.cache.decoder_half.padding
+        if padding:
+            causal = causal & ~padding.hidden[:, None, None, :]
+            if count > 1:  # a pad sees itself: a row that sees nothing may be NaN
+                causal = causal | (self._slots == positions[:, None])
         if not any(self._windows.values()):
             return self._as_mask(causal, count)
         return {

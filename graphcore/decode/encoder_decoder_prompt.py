@@ -7,14 +7,15 @@ Checked before anything is launched or written. The result's ``ids`` are the dec
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from graphcore.decode import transformers_encoder_decoder as families
+from graphcore.decode.decoder_begin import begin_ids, check_begin, check_continued, checked_ids
 from graphcore.decode.encoder_decoder_cache import EncoderDecoderKVCache
-from graphcore.decode.prompt import Prompt, check_ids, vocabulary_size
+from graphcore.decode.prompt import Prompt, check_ids
 from graphcore.errors import CapacityError, ConfigurationError
 
 _decoder_names = ("decoder_input_ids", "decoder_attention_mask")
@@ -36,53 +37,34 @@ def check_prompt(
             takes instead (Whisper: ``input_features``). None: by name in ``inputs``, or none, which
             continues behind what the cache holds.
         attention_mask: Over the encoder's tokens ``[batch, tokens]``; None: all count.
-        inputs: ``decoder_input_ids`` ``[batch, tokens]``; ``encoder_outputs``; others of the
-            encoder.
+        inputs: ``decoder_input_ids`` ``[batch, tokens]`` and ``decoder_attention_mask``, where its
+            rows differ in length; ``encoder_outputs``; others of the encoder.
 
     Raises:
         ConfigurationError: A wrong shape, dtype, device, batch or id; no input; an empty encoder
-            prompt, or a row of it in which no token counts; padding on the decoder's side.
+            prompt, or a row in which no token counts; padding on the decoder's side of a model that
+            counts its positions itself.
         CapacityError: More encoder tokens than the cross half has slots.
     """
     given = {name: value for name, value in inputs.items() if value is not None}
-    decoder_ids = given.pop("decoder_input_ids", None)
-    _check_decoder_mask(given.pop("decoder_attention_mask", None))
+    decoder = [given.pop(name, None) for name in _decoder_names]
+    where = cache.batch_size, cache.device
     main = families.main_input(model)
     if input_ids is not None:
         if main in given:
             raise ConfigurationError(f"{main}: expected it once, got it by position and by name")
         given[main] = input_ids
     if not given and attention_mask is None:
-        return Prompt(_continued(model, cache, decoder_ids, main))
+        if decoder[0] is None:
+            raise ConfigurationError(
+                f"{main}: expected the encoder's input, or decoder_input_ids to continue with, got "
+                "none"
+            )
+        return check_continued(model, *where, *decoder)
     encoder = _checked_encoder(model, cache, main, given)
     if attention_mask is not None:
         encoder["attention_mask"] = _checked_mask(model, cache, encoder, main, attention_mask)
-    return Prompt(begin_ids(model, cache.batch_size, cache.device, decoder_ids), None, encoder)
-
-
-def begin_ids(
-    model: Any, rows: int, device: torch.device, decoder_input_ids: Any = None
-) -> torch.Tensor:
-    """The ids ``[rows, tokens]`` that the decoder begins with: the caller's, or the start token.
-
-    As in transformers, the start token is put before ids that begin with another one, except for
-    models that begin with a task (Whisper's forced tokens).
-
-    Raises:
-        ConfigurationError: Wrong ids, or none and the configuration names no start token.
-    """
-    start = families.start_token(model)
-    if decoder_input_ids is None:
-        if start is None:
-            raise ConfigurationError(
-                "decoder_input_ids: expected ids, got None, and the model's configuration names no "
-                "decoder_start_token_id"
-            )
-        return torch.full((rows, 1), start, dtype=torch.int64, device=device)
-    ids = _checked_ids(model, rows, device, "decoder_input_ids", decoder_input_ids)
-    if start is None or families.begins_with_task(model) or bool((ids[:, 0] == start).any()):
-        return ids
-    return torch.cat([torch.full_like(ids[:, :1], start), ids], dim=1)
+    return replace(check_begin(model, *where, *decoder), inputs=encoder)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,18 +99,8 @@ def needed_sizes(model: Any, input_ids: Any, inputs: Mapping[str, Any]) -> Sizes
         rows, length = check_ids(given).shape
     else:
         rows, length = given.shape[0], None
-    begin = begin_ids(model, rows, model.device, inputs.get("decoder_input_ids"))
+    begin, _ = begin_ids(model, rows, model.device, *map(inputs.get, _decoder_names))
     return Sizes(rows, begin.shape[1], length)
-
-
-def _continued(
-    model: Any, cache: EncoderDecoderKVCache, decoder_ids: Any, main: str
-) -> torch.Tensor:
-    if decoder_ids is None:
-        raise ConfigurationError(
-            f"{main}: expected the encoder's input, or decoder_input_ids to continue with, got none"
-        )
-    return _checked_ids(model, cache.batch_size, cache.device, "decoder_input_ids", decoder_ids)
 
 
 def _checked_encoder(
@@ -146,7 +118,7 @@ def _checked_encoder(
         if isinstance(value, torch.Tensor) and value.dim():
             _check_place(cache, name, value)
     if main == "input_ids" and main in given:
-        ids = _checked_ids(model, cache.batch_size, cache.device, main, given[main])
+        ids, _ = checked_ids(model, cache.batch_size, cache.device, main, given[main])
         if ids.shape[1] > cache.encoder_len:
             raise CapacityError(
                 f"{main}: an encoder prompt of {ids.shape[1]} tokens; encoder_len is "
@@ -159,25 +131,6 @@ def _checked_encoder(
         what = getattr(given[main], "dtype", type(given[main]).__name__)
         raise ConfigurationError(f"{main}: expected a floating tensor, got {what}")
     return dict(given)
-
-
-def _checked_ids(
-    model: Any, rows: int, device: torch.device, field: str, given: Any
-) -> torch.Tensor:
-    ids = check_ids(given, field)
-    if ids.shape[0] != rows:
-        raise ConfigurationError(f"{field}: expected batch {rows} (the cache's), got {len(ids)}")
-    if ids.device != device:
-        raise ConfigurationError(
-            f"{field}: expected device {device} (the model's), got {ids.device}"
-        )
-    lowest, highest = (int(bound) for bound in ids.aminmax())
-    vocabulary = vocabulary_size(model)
-    if lowest < 0 or highest >= vocabulary:
-        raise ConfigurationError(
-            f"{field}: expected ids from 0 to {vocabulary - 1}, got {lowest} to {highest}"
-        )
-    return ids.to(torch.int64, copy=True)  # it may be an alias of what a step writes
 
 
 def _check_place(cache: EncoderDecoderKVCache, field: str, tensor: torch.Tensor) -> None:
@@ -214,11 +167,3 @@ def _checked_mask(
             f"attention_mask: expected a token that counts in every row, got none in row {empty[0]}"
         )
     return mask
-
-
-def _check_decoder_mask(mask: Any) -> None:
-    if mask is not None and not bool((mask != 0).all()):
-        raise ConfigurationError(
-            "decoder_attention_mask: expected all ones, got padding: the decoder's side of a batch "
-            "begins with prompts of the same length"
-        )

@@ -123,6 +123,23 @@ def is_masked(model: Any) -> bool:
     return "encoder_attention_mask" in inspect.signature(model.get_decoder().forward).parameters
 
 
+def takes_padded_decoder(model: Any) -> bool:
+    """Whether a decoder's row may begin behind pads: its positions are given, or only relative.
+
+    Others count positions from the first slot, pads too.
+    """
+    if takes_decoder_positions(model):
+        return True
+    names = [name for name, _ in model.get_decoder().named_modules()]
+    is_relative = any("relative_attention_bias" in name for name in names)
+    return is_relative and not any("position" in name for name in names)
+
+
+def takes_decoder_positions(model: Any) -> bool:
+    """Whether the forward is given the positions of the decoder's tokens."""
+    return "decoder_position_ids" in inspect.signature(model.forward).parameters
+
+
 def start_token(model: Any) -> int | None:
     """The id that the decoder begins with."""
     for name in ("decoder_start_token_id", "bos_token_id"):
@@ -176,7 +193,7 @@ def decode_logits(
         "use_cache": True,
         str(compat.cache_keyword(model)): cache,
     }
-    if "decoder_position_ids" in inspect.signature(model.forward).parameters:
+    if takes_decoder_positions(model):
         arguments["decoder_position_ids"] = positions
     logits: torch.Tensor | None = getattr(model(**arguments), "logits", None)
     if logits is None:

@@ -451,7 +451,7 @@ _refused: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "padding in the decoder": (
         {"input_ids": _ids(2, 4), "decoder_attention_mask": torch.zeros(2, 1)},
         ConfigurationError,
-        "decoder_attention_mask: expected all ones",
+        "decoder_attention_mask: expected decoder_input_ids with it",
     ),
     "states too long": (
         {"encoder_outputs": torch.zeros(2, 13, 32)},
