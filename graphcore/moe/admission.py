@@ -17,6 +17,7 @@ from graphcore.driver import active
 from graphcore.errors import CapacityError, CaptureError, LifecycleError
 from graphcore.moe.slot_group import SlotGroup
 from graphcore.moe.slot_pool import SlotPool
+from graphcore.moe.slots_needed import slots_needed
 from graphcore.moe.static_tensors import StaticTensors
 from graphcore.resources.buffer import Buffer
 from graphcore.resources.tensors import describe
@@ -69,7 +70,8 @@ class SlotAdmission:
 
     Raises:
         CacheTypeError: ``ids`` or ``weights`` is no tensor.
-        CapacityError: More routes than slots: such steps take another way.
+        CapacityError: The routes may name more experts than there are slots: such steps are
+            staged (:class:`graphcore.moe.StagedProducts`).
         CaptureError: Inside a capture.
         ConfigurationError: Tensors that do not fit.
         CudaError: Out of memory.
@@ -140,7 +142,7 @@ def _checked_routes(shape: tuple[int, ...], group: SlotGroup) -> int:
     routes = 1
     for size in shape:
         routes *= size
-    needed = min(routes, group.experts)
+    needed = slots_needed(routes, group.experts)
     if needed > group.slots:
         raise CapacityError(
             f"ids: expected at most {group.slots} routes, a slot of group {group.name} for each, "

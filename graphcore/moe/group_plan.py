@@ -17,6 +17,7 @@ from graphcore.moe.manifest import ExpertGroup
 from graphcore.moe.names import GroupReason, Strategy
 from graphcore.moe.reverse_map import WeightSource
 from graphcore.moe.route_witness import Reader, RouteWitness
+from graphcore.moe.slots_needed import slots_needed
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,12 +104,12 @@ def plan_group(
     Args:
         group: Of the manifest.
         sighting: What was seen of it.
-        certificate: Of the step; a malformed one counts as none. Required work may have more
-            routes than slots; it is staged then.
+        certificate: Of the step; a malformed one counts as none. Required work may need
+            more slots than there are; it is staged then.
     """
     if certificate is not None and certificate.flaws():
         certificate = None
-    is_direct = sighting.routes <= group.slots
+    is_direct = slots_needed(sighting.routes, group.experts) <= group.slots
     reason, detail = _reason(group, sighting, certificate)
     return GroupPlan(
         sighting,
@@ -194,7 +195,8 @@ def _execution(group: ExpertGroup, seen: GroupSighting, certificate: Certificate
         return f"rows: expected {certificate.rows} as certified, got {seen.rows}"
     if certificate.device != group.device:
         return f"device: expected {group.device}, got {certificate.device}"
-    if seen.routes > group.slots and not certificate.is_required:
+    is_too_much = slots_needed(seen.routes, group.experts) > group.slots
+    if is_too_much and not certificate.is_required:
         return f"{seen.routes} routes, {group.slots} slots"
     return ""
 

@@ -155,7 +155,7 @@ class GroupReason(Enum):
     DESCRIPTOR = "its banks are not those of the manifest"
     SOURCE = "its weights lie elsewhere than the manifest says"
     GEOMETRY = "rows, routes and experts do not fit each other"
-    EXECUTION = "no certificate, another number of rows, or more routes than slots"
+    EXECUTION = "no certificate, another number of rows, or more experts than slots"
     CAPABILITY = "no kernel serves it"
     CONSUMER_EQUIVALENCE = "its reader would see other bits than without grouping"
     ROUTE = "where its expert ids come from is not proven"
@@ -188,8 +188,8 @@ _SOFT = frozenset(
 class Strategy(Enum):
     """How the routes of a group reach its experts."""
 
-    DEVICE_DIRECT = "slots for every route: the device admits experts"
-    HOST_STAGED = "more routes than slots: chunks through scratch memory"
+    DEVICE_DIRECT = "slots for every expert that it may need: the device admits experts"
+    HOST_STAGED = "more experts than slots: chunks through scratch memory"
 
 
 class PlanOutcome(Enum):

@@ -20,7 +20,7 @@ class Reason(Enum):
     BACKEND = "backend"
     PHASE = "another phase than its capture"
     SEMANTICS = "another meaning than its capture: a variant of its own"
-    HOST_STAGED = "required work with more routes than slots"
+    HOST_STAGED = "required work that may need more experts than there are slots"
     # no graph, and what was captured does not hold any more
     CERTIFICATE = "malformed certificate"
     NO_CONTEXT = "cached experts without slots"

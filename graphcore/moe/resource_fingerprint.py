@@ -19,6 +19,7 @@ from graphcore.moe.resources import (
     Resources,
     ResourceState,
 )
+from graphcore.moe.slots_needed import slots_needed
 
 
 class ResourceField(NamedTuple):
@@ -40,7 +41,7 @@ class FingerprintReason(Enum):
     GENERATION = "the manifest is of another generation"
     SIZES = "its parts do not fit each other"
     STREAM = "a group runs on another stream"
-    ROUTES = "more routes than slots"
+    ROUTES = "more experts than slots"
     SERIAL = "a group has no memory"
     TRANSACTION = "another dispatch uses a group"
     REFRESHING = "a group is being made anew"
@@ -172,10 +173,7 @@ def _group_refusal(
             FingerprintReason.STREAM,
             f"expected {stream:#x}, got {group.stream:#x}" if group.stream != stream else "",
         ),
-        (
-            FingerprintReason.ROUTES,
-            f"{group.routes} routes, {group.slots} slots" if group.routes > group.slots else "",
-        ),
+        (FingerprintReason.ROUTES, _route_problem(group)),
         (FingerprintReason.SERIAL, "serial 0" if not group.serial else ""),
         (FingerprintReason.TRANSACTION, "in use" if state.in_transaction else ""),
         (FingerprintReason.REFRESHING, "in the making" if state.is_refreshing else ""),
@@ -183,6 +181,13 @@ def _group_refusal(
     )
     found = next(((reason, detail) for reason, detail in checks if detail), None)
     return found and FingerprintRefusal(found[0], f"group {group.name}: {found[1]}")
+
+
+def _route_problem(group: GroupResources) -> str:
+    """How many routes there are where their experts may need more slots than there are."""
+    experts = [bank.capability.experts for bank in group.banks]
+    is_too_much = slots_needed(group.routes, max(experts, default=0)) > group.slots
+    return f"{group.routes} routes, {group.slots} slots" if is_too_much else ""
 
 
 def _size_problem(group: GroupResources) -> str:

@@ -269,6 +269,14 @@ FOLLOWS = {
     "as many routes as slots": (
         fused(slots=8), {}, CERTIFICATE, Strategy.DEVICE_DIRECT, True, False,
     ),
+    "a slot for every expert, more routes": (
+        fused(slots=8), {"rows": 6, "routes": 12}, replace(CERTIFICATE, rows=6, sequences=6),
+        Strategy.DEVICE_DIRECT, True, False,
+    ),
+    "a slot too few for all experts, more routes": (
+        fused(slots=7), {"rows": 6, "routes": 12}, replace(CERTIFICATE, rows=6, sequences=6),
+        Strategy.HOST_STAGED, False, True,
+    ),
     "a slot too few": (fused(slots=7), {}, CERTIFICATE, Strategy.HOST_STAGED, False, True),
     "a slot too few, required": (fused(slots=7), {}, REQUIRED, Strategy.HOST_STAGED, False, True),
     "no certificate": (GROUP, {}, None, Strategy.DEVICE_DIRECT, False, False),

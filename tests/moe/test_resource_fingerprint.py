@@ -222,6 +222,20 @@ def now(**more: bool) -> Any:
     return resource_state(groups=(GroupState(), GroupState(**more)))
 
 
+MANY = tuple(
+    replace(bank, capability=replace(bank.capability, experts=9))
+    for bank in group_resources(1).banks
+)
+"""Of one expert more than there are slots."""
+
+
+def test_where_every_expert_has_a_slot_there_may_be_any_number_of_routes() -> None:
+    found = resource_fingerprint(groups(rows=500, routes=1000), resource_state())
+    assert isinstance(found, ResourceFingerprint)
+    few = resource_fingerprint(groups(rows=4, routes=8, banks=MANY), resource_state())
+    assert isinstance(few, ResourceFingerprint)
+
+
 REFUSED: dict[str, tuple[Resources, Any, FingerprintReason]] = {
     **{
         f"outcome {outcome.name.lower()}": (resources(), resource_state(outcome=outcome), R.OUTCOME)
@@ -250,7 +264,7 @@ REFUSED: dict[str, tuple[Resources, Any, FingerprintReason]] = {
     "no bank": (groups(banks=()), resource_state(), R.SIZES),
     "banks of other slots": (groups(slots=9), resource_state(), R.SIZES),
     "another stream": (groups(stream=0x6000), resource_state(), R.STREAM),
-    "more routes than slots": (groups(rows=5, routes=10), resource_state(), R.ROUTES),
+    "more experts than slots": (groups(rows=5, routes=10, banks=MANY), resource_state(), R.ROUTES),
     "no memory": (groups(serial=0), resource_state(), R.SERIAL),
     "a dispatch under way": (resources(), now(in_transaction=True), R.TRANSACTION),
     "being made anew": (resources(), now(is_refreshing=True), R.REFRESHING),
@@ -274,7 +288,7 @@ def test_every_refusal_is_tested() -> None:
 
 CAUSES: dict[str, Callable[[], Any]] = {
     "group layers.1: expected 0x5000, got 0x6000": lambda: groups(stream=0x6000),
-    "group layers.1: 10 routes, 8 slots": lambda: groups(rows=5, routes=10),
+    "group layers.1: 10 routes, 8 slots": lambda: groups(rows=5, routes=10, banks=MANY),
 }
 
 
