@@ -10,7 +10,9 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+from typing import IO
 
 import pytest
 import torch
@@ -30,22 +32,42 @@ from graphcore.decode import CUDAGraphAR
 from graphcore.driver import Driver
 
 TESTS = Path(__file__).parents[1]
+SECONDS = 90
 
 
-def asked(family: str, whose: str) -> dict[str, str]:
-    """What happens in a process of its own."""
+def asked(family: str, whose: str, device: str = "cuda") -> dict[str, str]:
+    """What happens in a process of its own; what it told, where it gave no answer."""
     path = os.pathsep.join([str(TESTS), *filter(None, sys.path)])
-    done = subprocess.run(
-        [sys.executable, "-m", "helpers.reduce_overhead", family, whose],
-        env={**os.environ, "PYTHONPATH": path},
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=540,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    answer: dict[str, str] = json.loads(done.stdout.strip().splitlines()[-1])
+    environment = {**os.environ, "PYTHONPATH": path, "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        try:
+            code: object = subprocess.run(
+                [sys.executable, "-m", "helpers.reduce_overhead", family, whose, device],
+                env=environment,
+                check=False,
+                stdout=out,
+                stderr=err,
+                timeout=SECONDS,
+            ).returncode
+        except subprocess.TimeoutExpired:
+            code = f"no end within {SECONDS} s"
+        told, errors = (_lines(file) for file in (out, err))
+    answer: dict[str, str] = json.loads(told[-1]) if told else {}
+    if code != 0 or "outcome" not in answer:
+        shown = "\n".join(["it told:", *told, "end of stderr:", *errors[-30:]])
+        pytest.fail(f"{family}, {whose}: exit {code} without an answer; {shown}", pytrace=False)
     return answer
+
+
+def _lines(file: IO[str]) -> list[str]:
+    file.seek(0)
+    return [line[:300] for line in file.read().splitlines() if line.strip()]
+
+
+def test_a_process_that_dies_without_an_answer_shows_what_it_wrote_last() -> None:
+    with pytest.raises(pytest.fail.Exception, match="exit 1 without an answer") as info:
+        asked("llama", "ours", "nowhere")
+    assert "device string: nowhere" in str(info.value).splitlines()[-1]
 
 
 @pytest.mark.gpu

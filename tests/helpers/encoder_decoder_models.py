@@ -41,12 +41,13 @@ _bart_sizes = {
 }
 
 
-def _t5() -> Any:
+def make_t5(layers: int = LAYERS) -> Any:
+    """A random T5 on the host, of ``layers`` layers in its encoder and in its decoder."""
     config = T5Config(
         d_model=32,
         d_kv=12,
         d_ff=48,
-        num_layers=LAYERS,
+        num_layers=layers,
         num_heads=4,
         relative_attention_num_buckets=8,
         relative_attention_max_distance=12,
@@ -66,7 +67,7 @@ def _t5() -> Any:
 
 def _narrow_cross() -> Any:
     """A T5 whose cross attention has other heads, of another width, than its self attention."""
-    model = _t5()
+    model = make_t5()
     for block in model.decoder.block:
         cross = block.layer[1].EncDecAttention
         cross.n_heads, cross.key_value_proj_dim, cross.inner_dim = 2, 10, 20
@@ -77,7 +78,7 @@ def _narrow_cross() -> Any:
 
 
 _makers: dict[str, Any] = {
-    "t5": _t5,
+    "t5": make_t5,
     "bart": lambda: BartForConditionalGeneration(
         BartConfig(max_position_embeddings=64, forced_eos_token_id=None, **_bart_sizes, **_ids)
     ),
