@@ -16,6 +16,7 @@ import torch
 
 from graphcore.decode import decoder_stack
 from graphcore.decode.compiled_step import Compile, CompiledStep
+from graphcore.decode.number_tensors import numbers_filled
 from graphcore.decode.one_launch import OneLaunch
 from graphcore.decode.step import DecodeStep
 from graphcore.driver import Driver
@@ -153,7 +154,7 @@ def capture_step(
             with capturing:
                 _keep(capturing, step)
                 if compiled is None:
-                    with named_modules(capturing, model):
+                    with named_modules(capturing, model), numbers_filled(model):
                         step.run(capturing.annotate)
                 else:  # hooks that name modules would make torch compile anew
                     capturing.keep(compiled.code, "compiled code")

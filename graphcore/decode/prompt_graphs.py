@@ -17,6 +17,7 @@ from graphcore.decode.cache_binding import bind_variants
 from graphcore.decode.cache_state import static_zeros
 from graphcore.decode.captured_step import CapturedStep, named_modules, without_cached_casts
 from graphcore.decode.forward import Forward
+from graphcore.decode.number_tensors import numbers_filled
 from graphcore.decode.static_cache import StaticKVCache
 from graphcore.decode.variants import Variants
 from graphcore.driver import Driver
@@ -136,7 +137,12 @@ class PromptGraphs:
             buffer = static_zeros(tuple(made[0].shape), made[0].dtype, made[0].device)
         self._logits = buffer.copy_(made.pop())
         begin()
-        with without_cached_casts(), capturing, named_modules(capturing, forward.model):
+        with (
+            without_cached_casts(),
+            capturing,
+            named_modules(capturing, forward.model),
+            numbers_filled(forward.model),
+        ):
             for name, tensor in self._named(forward).items():
                 capturing.keep(tensor, name)
             capturing.keep(forward.model, "model")

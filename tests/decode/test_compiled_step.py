@@ -256,10 +256,24 @@ def on_device(architecture: str, driver: Driver, dtype: torch.dtype = torch.floa
     return make_model(architecture, device=f"cuda:{driver.device}", dtype=dtype)
 
 
+def nodes_of(runner: CUDAGraphAR) -> int:
+    assert runner.graph is not None
+    return len(runner.graph.snapshot().nodes)
+
+
 @gpu
-@pytest.mark.parametrize("architecture", ["llama", "qwen3", "gpt2"])
+@pytest.mark.parametrize(
+    ("architecture", "share"),
+    [
+        pytest.param("llama", 1 / 2, id="llama"),
+        pytest.param("qwen3", 1 / 2, id="qwen3"),
+        # its norms and its products with a bias are single kernels already: what fuses is mostly
+        # the activation, eight of a layer's nineteen nodes
+        pytest.param("gpt2", 3 / 4, id="gpt2"),
+    ],
+)
 def test_a_captured_compiled_step_gives_the_eager_tokens_with_fewer_nodes(
-    cuda: Driver, architecture: str
+    cuda: Driver, architecture: str, share: float
 ) -> None:
     model = on_device(architecture, cuda)
     prompt = make_prompt(6, device=str(model.device))
@@ -273,9 +287,8 @@ def test_a_captured_compiled_step_gives_the_eager_tokens_with_fewer_nodes(
         }
         found = compiled.generate(prompt, 30, ())
         assert found.tolist() == expected.tolist()
-        assert plain.graph is not None
-        assert compiled.graph is not None
-        assert len(compiled.graph.snapshot().nodes) * 2 < len(plain.graph.snapshot().nodes)
+        nodes, of_plain = nodes_of(compiled), nodes_of(plain)
+        assert nodes < share * of_plain
         assert addresses == {
             name: tensor.data_ptr() for name, tensor in compiled.cache.named_tensors().items()
         }
