@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from graphcore.decode import encoder_decoder_prompt as prompts
 from graphcore.decode import transformers_encoder_decoder as families
 from graphcore.decode.cache_state import static_zeros
 from graphcore.decode.encoder_decoder_cache import EncoderDecoderKVCache
@@ -96,12 +95,6 @@ class EncoderDecoderForward:
         """Works on ``cache``, which is of the same layout, from now on; a prompt comes first."""
         self.cache = cache
         self._contents = -1
-
-    def prompt(
-        self, input_ids: Any, attention_mask: Any = None, inputs: Mapping[str, Any] | None = None
-    ) -> Prompt:
-        """The checked prompt; see :func:`graphcore.decode.encoder_decoder_prompt.check_prompt`."""
-        return prompts.check_prompt(self.model, self.cache, input_ids, attention_mask, inputs or {})
 
     def prefill(self, prompt: Prompt) -> torch.Tensor:
         """Logits ``[R, V]``: runs the encoder, where the prompt has one, then the decoder's tokens.

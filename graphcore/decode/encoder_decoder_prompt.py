@@ -27,6 +27,8 @@ def check_prompt(
     input_ids: Any,
     attention_mask: Any,
     inputs: Mapping[str, Any],
+    *,
+    rows: int | None = None,
 ) -> Prompt:
     """The prompt, checked.
 
@@ -39,6 +41,7 @@ def check_prompt(
         attention_mask: Over the encoder's tokens ``[batch, tokens]``; None: all count.
         inputs: ``decoder_input_ids`` ``[batch, tokens]`` and ``decoder_attention_mask``, where its
             rows differ in length; ``encoder_outputs``; others of the encoder.
+        rows: Of the prompt; None: as many as the cache has.
 
     Raises:
         ConfigurationError: A wrong shape, dtype, device, batch or id; no input; an empty encoder
@@ -47,8 +50,9 @@ def check_prompt(
         CapacityError: More encoder tokens than the cross half has slots.
     """
     given = {name: value for name, value in inputs.items() if value is not None}
+    rows = cache.batch_size if rows is None else rows
     decoder = [given.pop(name, None) for name in _decoder_names]
-    where = cache.batch_size, cache.device
+    where = rows, cache.device
     main = families.main_input(model)
     if input_ids is not None:
         if main in given:
@@ -61,9 +65,9 @@ def check_prompt(
                 "none"
             )
         return check_continued(model, *where, *decoder)
-    encoder = _checked_encoder(model, cache, main, given)
+    encoder = _checked_encoder(model, cache, rows, main, given)
     if attention_mask is not None:
-        encoder["attention_mask"] = _checked_mask(model, cache, encoder, main, attention_mask)
+        encoder["attention_mask"] = _checked_mask(model, cache, rows, encoder, main, attention_mask)
     return replace(check_begin(model, *where, *decoder), inputs=encoder)
 
 
@@ -104,7 +108,7 @@ def needed_sizes(model: Any, input_ids: Any, inputs: Mapping[str, Any]) -> Sizes
 
 
 def _checked_encoder(
-    model: Any, cache: EncoderDecoderKVCache, main: str, given: dict[str, Any]
+    model: Any, cache: EncoderDecoderKVCache, rows: int, main: str, given: dict[str, Any]
 ) -> dict[str, Any]:
     """The encoder's inputs; those that show their length fit the cross half."""
     unknown = sorted(set(given) - families.encoder_names(model) - {"encoder_outputs"})
@@ -116,9 +120,9 @@ def _checked_encoder(
         )
     for name, value in given.items():
         if isinstance(value, torch.Tensor) and value.dim():
-            _check_place(cache, name, value)
+            _check_place(cache, rows, name, value)
     if main == "input_ids" and main in given:
-        ids, _ = checked_ids(model, cache.batch_size, cache.device, main, given[main])
+        ids, _ = checked_ids(model, rows, cache.device, main, given[main])
         if ids.shape[1] > cache.encoder_len:
             raise CapacityError(
                 f"{main}: an encoder prompt of {ids.shape[1]} tokens; encoder_len is "
@@ -133,10 +137,10 @@ def _checked_encoder(
     return dict(given)
 
 
-def _check_place(cache: EncoderDecoderKVCache, field: str, tensor: torch.Tensor) -> None:
-    if tensor.shape[0] != cache.batch_size:
+def _check_place(cache: EncoderDecoderKVCache, rows: int, field: str, tensor: torch.Tensor) -> None:
+    if tensor.shape[0] != rows:
         raise ConfigurationError(
-            f"{field}: expected batch {cache.batch_size} (the cache's), got {tensor.shape[0]}"
+            f"{field}: expected batch {rows} (the cache's), got {tensor.shape[0]}"
         )
     if tensor.device != cache.device:
         raise ConfigurationError(
@@ -145,14 +149,19 @@ def _check_place(cache: EncoderDecoderKVCache, field: str, tensor: torch.Tensor)
 
 
 def _checked_mask(
-    model: Any, cache: EncoderDecoderKVCache, encoder: dict[str, Any], main: str, mask: Any
+    model: Any,
+    cache: EncoderDecoderKVCache,
+    rows: int,
+    encoder: dict[str, Any],
+    main: str,
+    mask: Any,
 ) -> torch.Tensor:
     if not isinstance(mask, torch.Tensor) or mask.dim() != 2:
         raise ConfigurationError(
             f"attention_mask: expected a tensor [batch, tokens], got "
             f"{list(getattr(mask, 'shape', ())) or type(mask).__name__}"
         )
-    _check_place(cache, "attention_mask", mask)
+    _check_place(cache, rows, "attention_mask", mask)
     if not families.is_masked(model):
         return mask  # over features, which every layer of such a model reads in full
     ids = encoder.get(main)

@@ -9,6 +9,7 @@ from graphcore.decode import checks
 from graphcore.decode import transformers_encoder_decoder as families
 from graphcore.decode.encoder_decoder_cache import EncoderDecoderKVCache
 from graphcore.decode.encoder_decoder_forward import EncoderDecoderForward
+from graphcore.decode.encoder_decoder_prompt import check_prompt as encoder_prompt
 from graphcore.decode.first_step import FirstStep
 from graphcore.decode.forward import DecoderForward, Feed, Forward
 from graphcore.decode.function_forward import FunctionForward, check_function
@@ -21,6 +22,7 @@ from graphcore.decode.guidance import (
     pair_rows,
     paired,
 )
+from graphcore.decode.guided_encoder import guided_prompt
 from graphcore.decode.prompt import Prompt, check_prompt
 from graphcore.decode.static_cache import StaticKVCache
 from graphcore.errors import ConfigurationError
@@ -60,8 +62,6 @@ def cache_for(
                 f"vocabulary: expected None for a transformers model, which has its own, got "
                 f"{vocabulary!r}"
             )
-    if guidance is not None and families.is_encoder_decoder(model):
-        raise ConfigurationError("guidance: expected None, it is not offered with an encoder")
     rows = batch_size if guidance is None else pair_rows(cache, batch_size)
     if not families.is_encoder_decoder(model):
         for field, given in (("encoder_len", encoder_len), ("exact_encoder", exact_encoder)):
@@ -87,10 +87,10 @@ def forward_for(
     exact_encoder: bool = False,
 ) -> Forward:
     """The forward of ``model`` over ``cache``, both of which :func:`cache_for` has checked."""
-    if isinstance(cache, EncoderDecoderKVCache):
-        return EncoderDecoderForward(model, cache, feed, first, exact=exact_encoder)
     forward: Forward
-    if vocabulary is None:
+    if isinstance(cache, EncoderDecoderKVCache):
+        forward = EncoderDecoderForward(model, cache, feed, first, exact=exact_encoder)
+    elif vocabulary is None:
         forward = DecoderForward(model, cache, feed)
     else:
         forward = FunctionForward(model, cache, vocabulary, feed)
@@ -105,14 +105,21 @@ def checked_prompt(
     Raises:
         ConfigurationError: As :func:`check_prompt`; or an input that the forward does not know.
     """
-    if isinstance(forward, EncoderDecoderForward):
-        return forward.prompt(input_ids, attention_mask, inputs)
-    guided = isinstance(forward, GuidedForward)
+    inner = forward.inner if isinstance(forward, GuidedForward) else forward
+    guided = inner is not forward
     known = ("negative_input_ids", "negative_attention_mask") if guided else ()
     for name in inputs:
-        if name not in known:
-            where = " without guidance" if name.startswith("negative_") else ""
+        is_negative = name.startswith("negative_")
+        if isinstance(inner, EncoderDecoderForward):
+            takes = guided or not is_negative
+        else:
+            takes = name in known
+        if not takes:
+            where = " without guidance" if is_negative else ""
             raise ConfigurationError(f"{name}: this runner takes no such input{where}")
+    if isinstance(inner, EncoderDecoderForward):
+        check = guided_prompt if guided else encoder_prompt
+        return check(inner.model, inner.cache, input_ids, attention_mask, inputs)
     prompt = check_prompt(forward, input_ids, attention_mask)
     if not isinstance(forward, GuidedForward):
         return prompt
@@ -121,5 +128,6 @@ def checked_prompt(
 
 def check_continues(forward: Forward) -> None:
     """Raises LifecycleError where a token cannot be fed behind what the cache holds now."""
-    if isinstance(forward, EncoderDecoderForward):
-        forward.check_continues()
+    inner = forward.inner if isinstance(forward, GuidedForward) else forward
+    if isinstance(inner, EncoderDecoderForward):
+        inner.check_continues()

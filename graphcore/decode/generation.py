@@ -13,9 +13,9 @@ from graphcore.decode import transformers_compat as compat
 from graphcore.decode import transformers_encoder_decoder as families
 from graphcore.decode.compiled_step import Compile
 from graphcore.decode.encoder_decoder_cache import EncoderDecoderKVCache
-from graphcore.decode.encoder_decoder_prompt import needed_sizes
 from graphcore.decode.ending import EosIds
 from graphcore.decode.guidance import Guidance
+from graphcore.decode.guided_encoder import sizes_of_branches
 from graphcore.decode.runner import CUDAGraphAR
 from graphcore.decode.sampling import Sampling
 from graphcore.decode.static_cache import StaticKVCache
@@ -108,7 +108,7 @@ def generate(  # noqa: PLR0913  (each is a choice of its own)
     checks.check_beams(num_beams)
     rows = encoder_len = None
     if families.is_encoder_decoder(model):
-        sizes = needed_sizes(model, input_ids, inputs)
+        sizes = sizes_of_branches(model, input_ids, inputs)
         tokens = sizes.begin
         if cache is None:
             rows, encoder_len = sizes.rows, sizes.encoder

@@ -15,6 +15,7 @@ import torch
 
 from graphcore.decode import padding
 from graphcore.decode.cache_state import refuse_inside_capture, static_zeros
+from graphcore.decode.encoder_decoder_cache import EncoderDecoderKVCache
 from graphcore.decode.forward import Forward
 from graphcore.decode.prompt import Prompt, check_prompt
 from graphcore.decode.sizes import check_positive
@@ -90,7 +91,12 @@ class GuidedForward:
         self.guide = guide
 
     @property
-    def cache(self) -> StaticKVCache:
+    def inner(self) -> Forward:
+        """The forward of both branches."""
+        return self._forward
+
+    @property
+    def cache(self) -> StaticKVCache | EncoderDecoderKVCache:
         """The cache of both branches, 2 R rows."""
         return self._forward.cache
 
@@ -183,7 +189,7 @@ def pair_rows(cache: Any, batch_size: int | None) -> int:
     """
     if batch_size is not None:
         check_positive("batch_size", batch_size)
-    if not isinstance(cache, StaticKVCache):
+    if not isinstance(cache, (StaticKVCache, EncoderDecoderKVCache)):
         return 2 * (batch_size or 1)
     rows = cache.batch_size
     if rows % 2 or (batch_size is not None and rows != 2 * batch_size):

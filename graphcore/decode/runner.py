@@ -225,8 +225,9 @@ class CUDAGraphAR(Holding, Generating, NotCopied):
             inputs: With guidance: ``negative_input_ids``, the prompts of the unconditional branches
                 (of any length, ``[batch, tokens]`` or one for all; left out: each row's last token,
                 as in transformers), and ``negative_attention_mask``, theirs. Of an encoder-decoder:
-                ``decoder_input_ids`` (None: the start token), ``encoder_outputs``, and what else
-                the encoder takes, by name.
+                ``decoder_input_ids`` (None: the start token), ``decoder_attention_mask``,
+                ``encoder_outputs``, and what else the encoder takes, by name (with guidance also
+                with "negative_" before it).
 
         Raises:
             ConfigurationError: An empty prompt, a wrong shape, dtype, device, batch or id, a row of
