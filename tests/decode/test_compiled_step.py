@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import logging
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -26,6 +28,13 @@ from graphcore.driver import Driver, open_driver
 from graphcore.errors import CaptureError, ConfigurationError
 
 TOKENS = 12
+
+
+@pytest.fixture(autouse=True)
+def one_compiler() -> Iterator[None]:
+    """A step has few kernels: they are compiled before a pool of compilers has started."""
+    with torch._inductor.config.patch(compile_threads=1):
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -252,6 +261,12 @@ def cuda() -> Driver:
     return open_driver("cuda")
 
 
+@pytest.fixture
+def model(small: Any, cuda: Driver) -> Any:
+    """The small one on the device: what is proved of it does not depend on the number of layers."""
+    return copy.deepcopy(small).to(f"cuda:{cuda.device}")
+
+
 def on_device(architecture: str, driver: Driver, dtype: torch.dtype = torch.float32) -> Any:
     return make_model(architecture, device=f"cuda:{driver.device}", dtype=dtype)
 
@@ -295,8 +310,7 @@ def test_a_captured_compiled_step_gives_the_eager_tokens_with_fewer_nodes(
 
 
 @gpu
-def test_a_second_prompt_and_later_positions_compile_and_capture_nothing_anew(cuda: Driver) -> None:
-    model = on_device("llama", cuda)
+def test_a_second_prompt_and_later_positions_compile_and_capture_nothing_anew(model: Any) -> None:
     prompts = [make_prompt(n, device=str(model.device), seed=n) for n in (3, 11)]
     with CUDAGraphAR(model, max_seq_len=48) as plain:
         expected = [plain.generate(prompt, 20, ()).tolist() for prompt in prompts]
@@ -311,12 +325,11 @@ def test_a_second_prompt_and_later_positions_compile_and_capture_nothing_anew(cu
 
 @gpu
 def test_a_compilation_that_fails_leaves_cache_and_context_as_they_were(
-    cuda: Driver, monkeypatch: pytest.MonkeyPatch
+    model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(graph: Any, inputs: Any) -> Any:
         raise ValueError("no such machine")
 
-    model = on_device("llama", cuda)
     prompt = make_prompt(6, device=str(model.device))
     with CUDAGraphAR(model, max_seq_len=48, compile=True) as runner:
         with monkeypatch.context() as patch:
@@ -353,9 +366,8 @@ def test_a_compiled_step_in_bfloat16_is_as_near_to_float32_as_the_eager_one(cuda
 
 @gpu
 def test_a_compiled_step_follows_its_runner_to_another_cache_and_keeps_nothing_of_the_old(
-    cuda: Driver,
+    model: Any,
 ) -> None:
-    model = on_device("llama", cuda)
     prompt = make_prompt(6, device=str(model.device))
     with CUDAGraphAR(model, max_seq_len=48, compile=True) as runner:
         expected = runner.generate(prompt, 20, ()).tolist()
@@ -368,8 +380,7 @@ def test_a_compiled_step_follows_its_runner_to_another_cache_and_keeps_nothing_o
 
 
 @gpu
-def test_a_compiled_step_decodes_a_generation_in_one_launch(cuda: Driver) -> None:
-    model = on_device("llama", cuda)
+def test_a_compiled_step_decodes_a_generation_in_one_launch(model: Any) -> None:
     prompt = make_prompt(6, device=str(model.device))
     with CUDAGraphAR(model, max_seq_len=48, compile=True) as runner:
         expected = runner.generate(prompt, 20, ()).tolist()
@@ -378,12 +389,11 @@ def test_a_compiled_step_decodes_a_generation_in_one_launch(cuda: Driver) -> Non
 
 @gpu
 def test_generate_compiles_where_asked_and_decodes_eagerly_where_that_fails(
-    cuda: Driver, monkeypatch: pytest.MonkeyPatch
+    model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(graph: Any, inputs: Any) -> Any:
         raise ValueError("no such machine")
 
-    model = on_device("llama", cuda)
     prompt = make_prompt(6, device=str(model.device))
     compiled = generate(model, prompt, 8, eos_token_id=(), compile=True)
     assert (compiled.execution, compiled.captures) == ("graph", 1)

@@ -38,7 +38,7 @@ SECONDS = 90
 def asked(family: str, whose: str, device: str = "cuda") -> dict[str, str]:
     """What happens in a process of its own; what it told, where it gave no answer."""
     path = os.pathsep.join([str(TESTS), *filter(None, sys.path)])
-    environment = {**os.environ, "PYTHONPATH": path, "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    environment = {"TORCHINDUCTOR_COMPILE_THREADS": "4", **os.environ, "PYTHONPATH": path}
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         try:
             code: object = subprocess.run(
