@@ -1,32 +1,41 @@
 """SlotPool: the slots of all groups of a model, who sits in them, and their life.
 
 Steps run on the device and never ask the host. What the host does here (looking, pinning, growing)
-waits for all work, belongs outside of captures, and is for whoever holds the groups exclusively.
-Not locked.
+waits for all work and belongs outside of captures. Not locked: a pool that is told who uses its
+groups (``ownership``) changes them only while nobody does; else that is the caller's care.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 from graphcore_kernels import RoutePolicy
 
 from graphcore.driver import Driver, active
 from graphcore.driver.kept import default_driver
 from graphcore.errors import CaptureError, ConfigurationError, LifecycleError
-from graphcore.moe.manifest import ExpertBank, ExpertGroup
-from graphcore.moe.names import BankStatus, Location
+from graphcore.moe.bank_sources import bank_source
+from graphcore.moe.manifest import ExpertGroup
+from graphcore.moe.ownership import Ownership
+from graphcore.moe.slot_counts import checked_slots
 from graphcore.moe.slot_group import SlotGroup, expert_count
 from graphcore.moe.slot_state import SlotFault, SlotState, SlotTotals
 from graphcore.resources.buffer import Buffer
 from graphcore.resources.driver_argument import checked_driver
-from graphcore.resources.dtypes import DTYPES
-from graphcore.resources.tensors import TensorRef, contiguous_strides
 
 _serials = itertools.count(1)
+
+
+class _Allocation(NamedTuple):
+    """What is swapped as one when a pool grows: nobody sees half of it."""
+
+    groups: dict[str, SlotGroup]
+    serial: int
+    generation: int
 
 
 class SlotPool:
@@ -38,10 +47,12 @@ class SlotPool:
         n_slots: Slots of every group, or group -> slots; from 1 to the number of its experts.
         driver: Where; None is what :func:`graphcore.open_driver` would open.
         policy: How victims are chosen; fixed for good.
+        ownership: Who uses the groups, by their names here. Then pinning, resetting, opening,
+            closing and growing wait until nobody has a lease of the group, and leases of before
+            are known to be stale; a thread that has one itself is refused (LifecycleError).
 
     Attributes:
-        serial: Of the allocations, given once in a process; another after :meth:`grow`.
-        generation: How often they have been made anew.
+        ownership: May be set later: a registry's, once the groups are published.
 
     Raises:
         CacheTypeError: A bank is no tensor.
@@ -58,15 +69,16 @@ class SlotPool:
         *,
         driver: Driver | None = None,
         policy: RoutePolicy | None = None,
+        ownership: Ownership | None = None,
     ) -> None:
         _refuse_inside_capture("SlotPool")
         if not groups:
             raise ConfigurationError("groups: expected at least one, got none")
         self.driver = default_driver() if driver is None else checked_driver(driver)
         self.policy = policy or RoutePolicy()
-        self.generation = 0
+        self.ownership = ownership
         experts = {name: expert_count(name, banks) for name, banks in groups.items()}
-        slots = _checked_slots(n_slots, experts)
+        slots = checked_slots(n_slots, experts)
         made = {
             name: SlotGroup.make(
                 name, banks, SlotState.empty(experts[name], slots[name]), self.driver
@@ -75,8 +87,8 @@ class SlotPool:
         }
         self._pins: dict[str, dict[int, int]] = {name: {} for name in made}
         self._doubtful: set[str] = set()
-        self._groups: dict[str, SlotGroup] | None = made
-        self.serial = next(_serials)
+        self._now = _Allocation(made, next(_serials), 0)
+        self._is_closed = False
 
     @classmethod
     def of_manifest(
@@ -86,6 +98,7 @@ class SlotPool:
         *,
         driver: Driver | None = None,
         policy: RoutePolicy | None = None,
+        ownership: Ownership | None = None,
     ) -> SlotPool:
         """A pool for those groups of a manifest that have slots.
 
@@ -94,6 +107,7 @@ class SlotPool:
             owners: Name of a bank -> whose memory it is; graphs keep them alive.
             driver: As for the pool itself.
             policy: As for the pool itself.
+            ownership: As for the pool itself.
 
         Raises:
             ConfigurationError: As for the pool itself; a bank that is not active, lies in pageable
@@ -102,20 +116,30 @@ class SlotPool:
         driver = default_driver() if driver is None else checked_driver(driver)
         cached = [group for group in groups if group.slots]
         sources = {
-            group.name: {bank.name: _source(bank, owners, driver) for bank in group.banks}
+            group.name: {bank.name: bank_source(bank, owners, driver) for bank in group.banks}
             for group in cached
         }
         slots = {group.name: group.slots for group in cached}
-        return cls(sources, slots, driver=driver, policy=policy)
+        return cls(sources, slots, driver=driver, policy=policy, ownership=ownership)
 
     # ---- what it is ----------------------------------------------------------------------------
 
     @property
     def groups(self) -> Mapping[str, SlotGroup]:
         """The groups by name, as they are now; others after :meth:`grow`."""
-        if self._groups is None:
+        if self._is_closed:
             raise LifecycleError("slot pool: expected an open pool, got a closed one")
-        return self._groups
+        return self._now.groups
+
+    @property
+    def serial(self) -> int:
+        """Of the allocations, given once in a process; another after :meth:`grow`."""
+        return self._now.serial
+
+    @property
+    def generation(self) -> int:
+        """How often they have been made anew."""
+        return self._now.generation
 
     def __getitem__(self, name: str) -> SlotGroup:
         """One group.
@@ -145,7 +169,7 @@ class SlotPool:
 
     @property
     def is_closed(self) -> bool:
-        return self._groups is None
+        return self._is_closed
 
     # ---- looking -------------------------------------------------------------------------------
 
@@ -210,76 +234,118 @@ class SlotPool:
         """Notes that the copy of the newest step's misses may not have run; see :meth:`settle`."""
         self._doubtful.add(name)
 
-    def settle(self, name: str) -> None:
+    @property
+    def is_settled(self) -> bool:
+        """Whether no group has anything to settle; costs next to nothing."""
+        return not self._doubtful
+
+    def settle(self, name: str | None = None) -> None:
         """Empties the slots of a step whose misses may not have been copied; else nothing.
+
+        For whoever has the right to use the group, before it is captured and before a graph over it
+        is launched: a graph's own admission would take the doubtful slots for good ones.
+
+        Args:
+            name: Of the group; None: of every one.
 
         Raises:
             CaptureError: There is something to settle, inside a capture.
+            CudaError: The driver refused; it is still to be settled.
         """
-        if name in self._doubtful:
-            self._change(name, SlotState.without_pending)
-            self._doubtful.discard(name)
+        for each in sorted(self._doubtful) if name is None else [name]:
+            if each in self._doubtful:
+                self._rewrite(each, SlotState.without_pending)
+                self._doubtful.discard(each)
 
-    def grow(self, n_slots: int | Mapping[str, int]) -> None:
+    def grow(self, n_slots: int | Mapping[str, int], *, timeout: float | None = None) -> None:
         """Gives groups more slots; who is resident stays. Waits for all work.
 
-        Every address changes: serial and generation are others, admissions of before refuse, and
-        guarded executables over the old rows refuse their next launch. Old and new rows exist at
-        once for a moment.
+        With ``ownership`` it waits first until nobody uses those groups, and lets nobody use them
+        meanwhile. Every address changes: serial and generation are others, admissions and leases of
+        before refuse, and guarded executables over the old rows refuse their next launch. Old and
+        new rows exist at once for a moment.
 
         Args:
             n_slots: Slots of every group, or group -> slots; none fewer than now.
+            timeout: Seconds to wait for users; None: as long as it takes.
 
         Raises:
             ConfigurationError: Fewer slots than now, or more than experts.
             CaptureError: Inside a capture.
             CudaError: Out of memory, or the driver refused; the pool is as it was.
+            LifecycleError: Still in use after ``timeout``, in use by this thread, or being changed
+                already; nothing changed.
         """
         _refuse_inside_capture("grow")
-        old = self.groups
-        experts = {name: group.experts for name, group in old.items()}
-        slots = _checked_slots(n_slots, experts, {name: g.slots for name, g in old.items()})
-        more = [name for name, group in old.items() if slots[name] > group.slots]
+        names = self._growing(n_slots)
+        if names:
+            with self._changing(names, timeout):
+                # others may have grown it meanwhile
+                self._grow(n_slots)
+
+    def _growing(self, n_slots: int | Mapping[str, int]) -> dict[str, int]:
+        """The groups that would have more slots than now, and how many."""
+        groups = self.groups
+        experts = {name: group.experts for name, group in groups.items()}
+        now = {name: group.slots for name, group in groups.items()}
+        slots = checked_slots(n_slots, experts, now)
+        return {name: count for name, count in slots.items() if count > now[name]}
+
+    def _grow(self, n_slots: int | Mapping[str, int]) -> None:
+        more, old = self._growing(n_slots), self._now
         if not more:
             return
         self.driver.synchronize()
         for name in more:
             self.settle(name)
-        made = {name: old[name].grown(slots[name], self.driver) for name in more}
+        made = {name: old.groups[name].grown(slots, self.driver) for name, slots in more.items()}
         self.driver.synchronize()
-        self._groups = {**old, **made}
-        self.serial = next(_serials)
-        self.generation += 1
+        self._now = _Allocation({**old.groups, **made}, next(_serials), old.generation + 1)
         for name in more:
-            old[name].close()
+            old.groups[name].close()
 
     def close(self) -> None:
         """Lets go of the memory; graphs that use it keep it. A second call does nothing."""
-        groups, self._groups = self._groups, None
-        for group in (groups or {}).values():
+        self._is_closed = True
+        groups, self._now = self._now.groups, self._now._replace(groups={})
+        for group in groups.values():
             group.close()
 
     # ---- the rest ------------------------------------------------------------------------------
 
+    def _changing(
+        self, names: Iterable[str], timeout: float | None = None
+    ) -> contextlib.AbstractContextManager[None]:
+        """A block in which nobody uses these groups, where it is known who does."""
+        if self.ownership is None:
+            return contextlib.nullcontext()
+        return self.ownership.changing(names, timeout=timeout)
+
     def _change(self, name: str, change: Callable[[SlotState], SlotState]) -> None:
+        _refuse_inside_capture("changing slots")
+        with self._changing([self[name].name]):
+            self._rewrite(name, change)
+
+    def _rewrite(self, name: str, change: Callable[[SlotState], SlotState]) -> None:
         tables = self[name].tables
         _refuse_inside_capture("changing slots")
         tables.write(change(tables.read()))
 
     def _pin(self, name: str, experts: Iterable[int], by: int) -> None:
-        group = self[name]
-        counts = dict(self._pins[name])
-        for expert in experts:
-            if not 0 <= expert < group.experts:
-                raise ConfigurationError(
-                    f"experts: expected 0 to {group.experts - 1}, got {expert}"
-                )
-            counts[expert] = counts.get(expert, 0) + by
-            if counts[expert] < 0:
-                raise LifecycleError(f"unpin: expert {expert} of group {name} is not pinned")
-        words = [int(counts.get(expert, 0) > 0) for expert in range(group.experts)]
-        self._change(name, lambda state: state.changed({"pinned": words}))
-        self._pins[name] = counts
+        _refuse_inside_capture("pinning")
+        most, listed = self[name].experts, list(experts)
+        for expert in listed:
+            if not 0 <= expert < most:
+                raise ConfigurationError(f"experts: expected 0 to {most - 1}, got {expert}")
+        with self._changing([name]):
+            counts = dict(self._pins[name])
+            for expert in listed:
+                counts[expert] = counts.get(expert, 0) + by
+                if counts[expert] < 0:
+                    raise LifecycleError(f"unpin: expert {expert} of group {name} is not pinned")
+            words = [int(counts.get(expert, 0) > 0) for expert in range(most)]
+            self._rewrite(name, lambda state: state.changed({"pinned": words}))
+            self._pins[name] = counts
 
     def __enter__(self) -> SlotPool:
         return self
@@ -293,63 +359,12 @@ class SlotPool:
         self.close()
 
     def __repr__(self) -> str:
-        if self._groups is None:
+        if self._is_closed:
             return "<SlotPool closed>"
-        slots = ", ".join(f"{g.name}: {g.slots} of {g.experts}" for g in self._groups.values())
+        slots = ", ".join(f"{g.name}: {g.slots} of {g.experts}" for g in self.groups.values())
         return f"<SlotPool serial {self.serial}, {self.nbytes} bytes, {slots:.200}>"
 
 
 def _refuse_inside_capture(action: str) -> None:
     if active.current() is not None:
         raise CaptureError(f"{action}: not while a graph is captured; do it before the capture")
-
-
-def _checked_slots(
-    n_slots: int | Mapping[str, int],
-    experts: Mapping[str, int],
-    least: Mapping[str, int] | None = None,
-) -> dict[str, int]:
-    if isinstance(n_slots, Mapping):
-        unknown = sorted(set(n_slots) - set(experts))
-        if unknown:
-            raise ConfigurationError(f"n_slots: expected names of groups, got {unknown}")
-    slots: dict[str, int] = {}
-    for name, most in experts.items():
-        low = (least or {}).get(name, 1)
-        count = n_slots.get(name, least and low) if isinstance(n_slots, Mapping) else n_slots
-        if not isinstance(count, int) or isinstance(count, bool) or not low <= count <= most:
-            raise ConfigurationError(
-                f"n_slots: expected {low} to {most} slots for group {name}, got {count!r}"
-            )
-        slots[name] = count
-    return slots
-
-
-def _source(bank: ExpertBank, owners: Mapping[str, object], driver: Driver) -> TensorRef:
-    if bank.location is Location.PAGEABLE or bank.status is not BankStatus.ACTIVE:
-        raise ConfigurationError(
-            f"bank {bank.name}: expected an active one that the device can read, got one in "
-            f"{bank.location.value}, {bank.status.value}"
-        )
-    if bank.name not in owners:
-        raise ConfigurationError(f"owners: expected one of bank {bank.name}, got none")
-    itemsize = DTYPES[bank.dtype].itemsize
-    strides = contiguous_strides(bank.shape)
-    if bank.expert_stride is not None:
-        if bank.expert_stride % itemsize:
-            raise ConfigurationError(
-                f"bank {bank.name}: expected an expert_stride of whole elements of {itemsize} "
-                f"bytes, got {bank.expert_stride}"
-            )
-        strides = (bank.expert_stride // itemsize, *strides[1:])
-    on_device = bank.location is Location.DEVICE and not driver.is_emulated
-    return TensorRef(
-        address=bank.address,
-        shape=bank.shape,
-        strides=strides,
-        dtype=bank.dtype,
-        itemsize=itemsize,
-        device_kind="cuda" if on_device else "cpu",
-        device=bank.device or 0 if on_device else 0,
-        owner=owners[bank.name],
-    )

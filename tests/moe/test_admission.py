@@ -15,6 +15,7 @@ from helpers.slot_pools import EXPERTS, ROWS, SLOTS, TOP_K, Model
 import graphcore
 from graphcore import GraphPlan
 from graphcore.driver import Driver
+from graphcore.driver.emulated import EmulatedDriver
 from graphcore.errors import CapacityError, CaptureError, CudaError, LifecycleError
 from graphcore.moe import AdmissionOutcome, SlotAdmission
 from graphcore.resources.buffer import Buffer
@@ -300,3 +301,76 @@ def test_a_plan_whose_copy_was_refused_is_undone_outside_of_captures_only(model)
     with graphcore.capture(driver=model.driver) as captured:
         model.admissions["first"].launch()
     captured.graph.close()
+
+
+def refused_copy(model: Model) -> None:
+    """A step whose plan ran and whose copy did not."""
+    model.ids["layer"].write([[6, 7], [8, 9]])
+    with inject(model.driver, "launch", after=1), pytest.raises(CudaError):
+        model.launch()
+    assert not model.pool.is_settled
+
+
+@pytest.mark.parametrize("settles", [True, False], ids=["settled", "not settled"])
+def test_a_graph_launched_after_a_refused_copy_is_right_once_the_pool_was_settled(settles):
+    model = Model(EmulatedDriver(), ["layer"])
+    with graphcore.capture(driver=model.driver) as captured:
+        model.launch()
+    with captured.graph as graph, graph.instantiate() as made:
+        model.ids["layer"].write([[0, 1], [2, 3]])
+        made.launch()
+        refused_copy(model)
+        if settles:
+            model.pool.settle()
+            assert model.pool.is_settled
+        model.ids["layer"].write([[6, 7], [0, 1]])
+        made.launch()
+        if settles:
+            model.check_rows()
+        else:  # its own admission takes the doubtful slots for good ones
+            with pytest.raises(AssertionError):
+                model.check_rows()
+
+
+def test_settling_leaves_the_experts_of_the_steps_before():
+    model = Model(EmulatedDriver(), ["layer"])
+    model.ids["layer"].write([[0, 1], [2, 3]])
+    model.launch()
+    model.launch()
+    before = model.pool.residents()["layer"]
+    refused_copy(model)
+    model.pool.settle()
+    after = model.pool.residents()["layer"]
+    # slots that were given away are empty, since nobody knows what the copy wrote there
+    assert after
+    assert after.items() < before.items()
+    model.check_rows()
+    goes_on(model)
+
+
+def test_a_fault_at_any_call_of_settling_leaves_it_to_be_settled():
+    def prepare(driver: Driver) -> Model:
+        model = warmed_up(driver)
+        with inject(driver, "launch", after=1), pytest.raises(CudaError):
+            model.launch()
+        return model
+
+    seen = set()
+    for _, fault in each_fault(prepare, lambda model: model.pool.settle()):
+        assert isinstance(fault.error, CudaError), fault.where
+        assert not fault.state.pool.is_settled, fault.where
+        fault.state.pool.settle()
+        fault.state.check_rows()
+        goes_on(fault.state)
+        seen.add(fault.where.split()[0])
+    assert seen == {"read", "write"}
+
+
+def test_a_settled_pool_asks_the_driver_for_nothing():
+    model = warmed_up(EmulatedDriver())
+    for call in ("read", "write"):
+        inject(model.driver, call)
+    assert model.pool.is_settled
+    model.pool.settle()
+    model.pool.settle("layer")
+    model.driver.faults.clear()
