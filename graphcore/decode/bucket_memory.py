@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+import torch
+
 from graphcore.decode.runner import CUDAGraphAR
-from graphcore.executable.memory_report import MemoryReport, in_words
+from graphcore.decode.static_cache import StaticKVCache
+from graphcore.executable.memory_report import MemoryReport, covered_bytes, in_words
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +48,8 @@ class BucketsMemory:
     Attributes:
         buckets: Each alone.
         kv_bytes: K and V, stored once.
+        shared_bytes: Other static tensors that all buckets share: logits, position, pads, and the
+            scratch of a cache of another dtype.
         pool_bytes: The torch memory pool, or pools, of all captures; on the emulated driver the
             temporaries that its recordings made, which are not shared.
         is_shared: Whether it is one pool.
@@ -51,16 +57,25 @@ class BucketsMemory:
 
     buckets: tuple[BucketMemory, ...]
     kv_bytes: int
+    shared_bytes: int
     pool_bytes: int
     is_shared: bool
 
     @classmethod
     def of(
-        cls, buckets: tuple[BucketMemory, ...], kv_bytes: int, pool_bytes: int | None
+        cls, runners: Mapping[str, CUDAGraphAR], cache: StaticKVCache, pool_bytes: int | None
     ) -> BucketsMemory:
-        """Of ``buckets`` that share a pool of ``pool_bytes``; None or 0: each has its own."""
+        """Measures buckets.
+
+        Args:
+            runners: By the bucket's name.
+            cache: What their caches are views of.
+            pool_bytes: Of the pool that they share; None or 0: each has its own.
+        """
+        buckets = tuple(BucketMemory.of(name, runner) for name, runner in runners.items())
         private = sum(each.graph.pool_bytes for each in buckets if each.graph is not None)
-        return cls(buckets, kv_bytes, pool_bytes or private, bool(pool_bytes))
+        shared = _shared_bytes(runners.values(), cache)
+        return cls(buckets, cache.kv_bytes, shared, pool_bytes or private, bool(pool_bytes))
 
     @property
     def node_bytes(self) -> int:
@@ -68,18 +83,43 @@ class BucketsMemory:
         return sum(each.graph.node_bytes for each in self.buckets if each.graph is not None)
 
     @property
-    def total_bytes(self) -> int:
-        """K and V, pools, graphs and static tensors; the model and the logits are left out."""
+    def parts(self) -> Mapping[str, int]:
+        """Bytes by kind, each byte once; the model is left out."""
+        graphs = [each.graph for each in self.buckets if each.graph is not None]
         steps = sum(each.step_bytes for each in self.buckets)
-        allocated = sum(each.graph.allocation_bytes for each in self.buckets if each.graph)
-        return self.kv_bytes + self.pool_bytes + self.node_bytes + steps + allocated
+        return {
+            "K and V, stored once": self.kv_bytes,
+            "static tensors": self.shared_bytes + steps,
+            "memory pool, shared" if self.is_shared else "memory pools, one each": self.pool_bytes,
+            "graph allocations": sum(each.allocation_bytes for each in graphs),
+            "executables": self.node_bytes,
+        }
+
+    @property
+    def total_bytes(self) -> int:
+        """All parts; the model is left out."""
+        return sum(self.parts.values())
 
     def __str__(self) -> str:
-        pool = "memory pool, shared" if self.is_shared else "memory pools, one each"
         lines = [
             *((f"bucket {each.name} alone", each.own_bytes) for each in self.buckets),
-            (pool, self.pool_bytes),
-            ("K and V, stored once", self.kv_bytes),
+            *self.parts.items(),
             ("in all", self.total_bytes),
         ]
         return "\n".join(f"{name:<28}{in_words(size):>12}" for name, size in lines)
+
+
+def _shared_bytes(runners: Iterable[CUDAGraphAR], cache: StaticKVCache) -> int:
+    """Bytes of what buckets share beside K and V, each byte once: views lie in one storage."""
+    kv = [tensor for layer in cache._owners for tensor in layer.named_tensors().values()]
+    others = [*cache.named_tensors(padded=True).values()]
+    for runner in runners:
+        others += runner.cache.named_tensors(padded=True).values()
+        if runner._step.has_logits:
+            others.append(runner.logits)
+    return covered_bytes(map(_storage, others), map(_storage, kv))
+
+
+def _storage(tensor: torch.Tensor) -> tuple[int, int]:
+    storage = tensor.untyped_storage()
+    return storage.data_ptr(), storage.nbytes()

@@ -19,7 +19,7 @@ import torch
 from graphcore.decode import checks, prompt
 from graphcore.decode import transformers_encoder_decoder as families
 from graphcore.decode.bucket import Bucket, BucketGeneration, checked_sizes
-from graphcore.decode.bucket_memory import BucketMemory, BucketsMemory
+from graphcore.decode.bucket_memory import BucketsMemory
 from graphcore.decode.bucket_rows import cut, decode_on, ended_rows, padded, padded_options, sparing
 from graphcore.decode.compiled_step import Compile
 from graphcore.decode.ending import EosIds, cut_after_end, end_ids
@@ -259,11 +259,9 @@ class DecodeBuckets(NotCopied):
     def memory_report(self) -> BucketsMemory:
         """Bytes of every bucket and of what they share, measured."""
         self._refuse_closed("memory_report()")
-        parts = tuple(
-            BucketMemory.of(str(bucket), runner) for bucket, runner in self._runners.items()
-        )
+        runners = {str(bucket): runner for bucket, runner in self._runners.items()}
         pool = None if self._pool is None else self._pool.bytes()
-        return BucketsMemory.of(parts, self.cache.kv_bytes, pool)
+        return BucketsMemory.of(runners, self.cache, pool)
 
     def close(self) -> None:
         """Gives graphs, storage and pool back; final."""

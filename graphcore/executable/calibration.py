@@ -2,7 +2,8 @@
 
 100 executables of a chain of small kernels are made, and the free memory of the device is read
 between them. The figure is the median slope over many pairs of readings, which another user of the
-device, or the steps in which the driver takes memory, do not move as they would a difference.
+device, or the steps in which the driver takes memory, do not move as they would a difference. What
+the driver kept of executables that were destroyed is used up first: readings count from there on.
 """
 
 from __future__ import annotations
@@ -97,6 +98,14 @@ def slope(readings: Sequence[int], least_distance: int = 1) -> float:
     )
 
 
+def since_first_fall(readings: Sequence[int]) -> Sequence[int]:
+    """``readings`` of free bytes without those at the beginning while nothing was taken anew."""
+    for index, (before, after) in enumerate(itertools.pairwise(readings)):
+        if after < before:
+            return readings[index:]
+    return []
+
+
 def _measure(driver: Driver) -> NodeMemory:
     nodes = _NODES_EMULATED if driver.is_emulated else _NODES_ON_A_DEVICE
     least, most = _PLAUSIBLE_EMULATED if driver.is_emulated else _PLAUSIBLE_ON_A_DEVICE
@@ -107,9 +116,11 @@ def _measure(driver: Driver) -> NodeMemory:
             _fill(driver, graph, nodes)
             for _ in range(_ROUNDS):
                 # what an earlier round took stays: memory that the driver kept is used up
-                readings = _readings(driver, graph, made)
-                steps = len(readings) // 2
-                taken = slope(readings, steps) / (_BETWEEN_READINGS * nodes)
+                all_of_them = _readings(driver, graph, made)
+                readings = since_first_fall(all_of_them)
+                if len(readings) <= len(all_of_them) // 2:
+                    continue
+                taken = slope(readings, len(readings) // 2) / (_BETWEEN_READINGS * nodes)
                 if least <= taken <= most:
                     return NodeMemory(taken)
         except CudaError as error:

@@ -126,7 +126,8 @@ _READ = frozenset({NodeKind.ALLOC, NodeKind.CHILD, NodeKind.CONDITIONAL})
 
 def covered_bytes(spans: Iterable[Span], without: Iterable[Span] = ()) -> int:
     """Bytes that ``spans`` cover, each byte once, outside the spans ``without``."""
-    return _union(spans, without) - _union((), without)
+    others = list(without)  # looked through twice
+    return _union(spans, others) - _union((), others)
 
 
 def _union(spans: Iterable[Span], others: Iterable[Span]) -> int:

@@ -247,6 +247,22 @@ def test_keys_and_values_are_stored_once_and_the_report_says_so(made: DecodeBuck
     assert report.total_bytes >= report.kv_bytes + report.node_bytes
 
 
+def test_the_report_names_every_part_and_each_byte_once(made: DecodeBuckets) -> None:
+    report = made.memory_report()
+    assert report.total_bytes == sum(report.parts.values())
+    steps = sum(each.step_bytes for each in report.buckets)
+    assert report.parts["static tensors"] == report.shared_bytes + steps
+    # logits of the largest bucket, the cache's position, what says where pads are
+    cache, largest = made.cache, made.runner(made.buckets[-1])
+    others = [largest.logits, cache.position, *cache.padding.named_tensors().values()]
+    assert report.shared_bytes == sum(each.untyped_storage().nbytes() for each in others)
+    every = largest.logits.nbytes * len(made.buckets)
+    assert report.shared_bytes < every, "counted once for all buckets"
+    lines = str(report).splitlines()
+    for name in report.parts:
+        assert sum(line.startswith(name) for line in lines) == 1
+
+
 @pytest.mark.exclusive
 @pytest.mark.gpu
 def test_shared_pool_and_storage_take_far_less_than_private_ones() -> None:

@@ -18,7 +18,7 @@ from graphcore.driver.emulated import EmulatedDriver
 from graphcore.driver.emulated.execution import BYTES_PER_NODE
 from graphcore.driver.records import AllocParams, ChildParams, FreeParams
 from graphcore.executable import calibration
-from graphcore.executable.calibration import node_memory, slope
+from graphcore.executable.calibration import node_memory, since_first_fall, slope
 from graphcore.executable.memory_report import covered_bytes, in_words
 
 MIB = 1 << 20
@@ -102,6 +102,26 @@ def test_the_slope_is_not_moved_by_other_users_of_the_device(readings: list[int]
 def test_memory_taken_in_steps_still_gives_the_slope() -> None:
     readings = [-(-(1000 * MIB - 700_000 * index) // (2 * MIB)) * 2 * MIB for index in range(21)]
     assert slope(readings, 10) == pytest.approx(700_000, rel=0.08)
+
+
+def test_readings_count_from_where_memory_was_taken_anew() -> None:
+    kept = [1000 * MIB] * 8 + [1000 * MIB - 5 * index for index in range(1, 13)]
+    assert slope(since_first_fall(kept), 6) == 5
+    assert slope(kept, 10) < 4, "what the driver kept of others moves the plain slope"
+    assert since_first_fall([7, 7, 9]) == []
+
+
+@pytest.mark.parametrize("share", [0.0, 0.4, 0.7, 1.5], ids=lambda share: f"{share:.0%}")
+def test_memory_kept_of_destroyed_executables_makes_no_node_cheaper(share: float) -> None:
+    class Keeping(EmulatedDriver):
+        def memory_info(self) -> tuple[int, int]:
+            free, total = super().memory_info()
+            kept = round(share * 100 * 4 * BYTES_PER_NODE)  # of all that a round takes
+            return total - max(0, total - free - kept), total
+
+    found = node_memory(Keeping())
+    assert found.is_measured
+    assert found.bytes_per_node == pytest.approx(BYTES_PER_NODE, rel=0.03)
 
 
 def test_where_nothing_can_be_measured_the_known_figure_stands_in_and_says_so(
@@ -206,6 +226,7 @@ def test_bytes_are_counted_once(
     spans: list[tuple[int, int]], without: list[tuple[int, int]], expected: int
 ) -> None:
     assert covered_bytes(spans, without) == expected
+    assert covered_bytes(iter(spans), iter(without)) == expected
 
 
 @pytest.mark.parametrize(

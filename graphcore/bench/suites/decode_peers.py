@@ -115,13 +115,22 @@ class HandStep:
         """One token: forwards the last one, leaves the next in its place."""
         self.token.copy_(self._next(self.token))
 
-    def capture(self, decode: Callable[[], None], pool: Any = None) -> None:
-        """Captures ``decode``, as torch's documentation says it; into a pool of torch's."""
+    def capture(
+        self,
+        decode: Callable[[], None],
+        pool: Any = None,
+        side: Any = None,
+        warm_ups: int = _WARM_UPS,
+    ) -> None:
+        """Captures ``decode``, as torch's documentation says it; into a pool of torch's.
+
+        The warm-up runs on a new stream, or on ``side``, where many would keep memory each.
+        """
         self.graph = torch.cuda.CUDAGraph()
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side = side or torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.no_grad(), torch.cuda.stream(side):
-            for _ in range(_WARM_UPS):
+            for _ in range(warm_ups):
                 decode()
         torch.cuda.current_stream().wait_stream(side)
         self.begin()
