@@ -42,19 +42,24 @@ class Replayed:
     calls: Sequence[Call]
     executable: GraphExec | None
 
-    def arm(self, share: float = 1.0) -> Arm:
-        """Seconds of a call, times ``share``: for floors that are measured on another size."""
+    def arm(self, *, share: float = 1.0, turns: int | None = None) -> Arm:
+        """Seconds of a call.
+
+        Args:
+            share: What they are multiplied with: for floors that are measured on another size.
+            turns: So often all calls are run in a burst, whatever is asked for.
+        """
         driver, stream = self.driver, self.stream
         before, after = (driver.event(timing=True) for _ in range(2))
 
         def burst(calls: int) -> float:
-            turns = max(1, round(calls / len(self.calls)))
+            runs = turns or max(1, round(calls / len(self.calls)))
             stream.record(before)
-            self.run(turns)
+            self.run(runs)
             stream.record(after)
             stream.synchronize()
             seconds = after.elapsed_ms_since(before) / 1e3
-            return max(seconds, 1e-9) * share * calls / (turns * len(self.calls))
+            return max(seconds, 1e-9) * share * calls / (runs * len(self.calls))
 
         return Arm(self.name, burst)
 

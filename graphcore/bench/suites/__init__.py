@@ -16,13 +16,13 @@ from graphcore.errors import ConfigurationError
 
 SUITES: Mapping[str, str] = {
     name: f"graphcore.bench.suites.{name}"
-    for name in ("copy", "decode", "inspect", "launch", "memory", "update")
+    for name in ("copy", "decode", "grouped", "inspect", "launch", "memory", "update")
 }
 
 PARTS: Mapping[str, tuple[str, ...]] = {"decode": ("smollm2", "llama-1b", "qwen3-moe", "t5-base")}
 """Cases of suites whose cases run each in a process of its own, since they hold models and code."""
 
-BY_CASE = frozenset({*PARTS, "copy"})
+BY_CASE = frozenset({*PARTS, "copy", "grouped"})
 """Suites that measure the cases asked for only."""
 
 
@@ -48,10 +48,11 @@ class Request:
 
     def check_cases(self, known: Iterable[str]) -> None:
         """Raises ConfigurationError where a case that is asked for is none of ``known``."""
-        unknown = sorted(self.only - set(known))
+        cases = set(known)
+        unknown = sorted(self.only - cases)
         if unknown:
             raise ConfigurationError(
-                f"--only: expected cases of the suite, {sorted(known)}, got {unknown}"
+                f"--only: expected cases of the suite, {sorted(cases)}, got {unknown}"
             )
 
 
