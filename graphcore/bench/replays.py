@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from statistics import median
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ Call = Callable[[Stream], object]
 """Puts one call's work on the stream, which is also torch's and CuPy's current one."""
 
 _WARM_UPS = 2
+_HOST_CALLS = 100  # fewer than a device's queue holds
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,17 @@ def seconds_of(driver: Driver, act: Callable[[], Any]) -> float:
     act()
     driver.synchronize()
     return time.perf_counter() - start
+
+
+def host_seconds(driver: Driver, stream: Stream, call: Call) -> float:
+    """What one ``call`` costs the host, the median of some, whatever the device makes of it."""
+    times = []
+    for _ in range(2 if driver.is_emulated else _HOST_CALLS):
+        start = time.perf_counter()
+        call(stream)
+        times.append(time.perf_counter() - start)
+    driver.synchronize()
+    return median(times)
 
 
 def torch_device(driver: Driver) -> str:

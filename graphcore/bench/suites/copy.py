@@ -6,16 +6,21 @@ destination poisoned; one that is wrong is left out by name. Notes say what each
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
-from statistics import median
 from typing import Any
 
 import torch
 from graphcore_kernels import strided_copy
 
 from graphcore.bench.harness import Arm, Effort, measure
-from graphcore.bench.replays import Call, Replayed, cached_bytes, replayed, seconds_of, torch_device
+from graphcore.bench.replays import (
+    Replayed,
+    cached_bytes,
+    host_seconds,
+    replayed,
+    seconds_of,
+    torch_device,
+)
 from graphcore.bench.results import Row, row_of
 from graphcore.bench.suites import Measured, Request
 from graphcore.bench.suites.copy_cases import CopyCase, cases
@@ -35,7 +40,6 @@ from graphcore.errors import ConfigurationError
 Note = Mapping[str, Any]
 
 _BURST_SECONDS = 5e-3
-_HOST_CALLS = 200
 
 
 def run(driver: Driver, request: Request) -> Measured:
@@ -143,12 +147,5 @@ def _run(made: Replayed) -> None:
 def _host_note(driver: Driver, stream: Stream) -> Note:
     """What a planned copy costs the host to launch."""
     dst, src = (torch.rand(64, 64, device=torch_device(driver)) for _ in range(2))
-    launch: Call = strided_copy.plan(dst, src.t()).launch
-    times = []
-    for _ in range(2 if driver.is_emulated else _HOST_CALLS):
-        start = time.perf_counter()
-        launch(stream)
-        times.append(time.perf_counter() - start)
-    driver.synchronize()
-    cost = median(times) * 1e6
-    return {"case": "host time of a planned copy", "unit": "us", "ours": round(cost, 2)}
+    cost = host_seconds(driver, stream, strided_copy.plan(dst, src.t()).launch)
+    return {"case": "host time of a planned copy", "unit": "us", "ours": round(cost * 1e6, 2)}

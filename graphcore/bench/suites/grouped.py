@@ -14,7 +14,14 @@ from typing import Any
 import torch
 
 from graphcore.bench.harness import Arm, Effort, measure
-from graphcore.bench.replays import Replayed, cached_bytes, replayed, torch_device
+from graphcore.bench.replays import (
+    Call,
+    Replayed,
+    cached_bytes,
+    host_seconds,
+    replayed,
+    torch_device,
+)
 from graphcore.bench.results import Row, row_of
 from graphcore.bench.streaming_read import StreamingRead
 from graphcore.bench.suites import Measured, Request
@@ -89,6 +96,7 @@ class _Suite:
         start = time.perf_counter()
         self.rows.append(_Case(self, case).row())
         if not self.driver.is_emulated:
+            torch.cuda.empty_cache()  # what plans allocate is not torch's
             self.notes.append(case.target.told(self.rows[-1]))
             print(f"{case.name}: {time.perf_counter() - start:.1f} s", flush=True)
 
@@ -184,7 +192,10 @@ class _Case:
     def _checked(self, name: str, way: Any) -> Arm:
         """The arm of a way whose results are right."""
         suite = self._suite
+        start = time.perf_counter()
         products = way(suite.driver, suite.stream, self._operands.calls)
+        if name == OURS:
+            self._note_host((time.perf_counter() - start) / len(products), products[0])
         is_captured = name != EAGER_EXPERTS and can_be_captured(name, self._case.precision)
         made = replayed(name, suite.driver, suite.stream, products, is_captured=is_captured)
         if not is_captured and not suite.driver.is_emulated:
@@ -194,6 +205,14 @@ class _Case:
         for product in products:
             product.check()
         return made.arm()
+
+    def _note_host(self, plan: float, launch: Call) -> None:
+        """What ours costs the host: a plan, and a launch where these are what is waited for."""
+        suite, name = self._suite, self._case.name
+        suite.note(f"{name}: a plan, with what is compiled first", "ms", plan * 1e3)
+        if self._case.bound == READ:
+            cost = host_seconds(suite.driver, suite.stream, launch)
+            suite.note(f"{name}: host time of a planned launch", "us", cost * 1e6)
 
     def _effort(self, floor: Arm) -> Effort:
         if self._suite.driver.is_emulated:
