@@ -20,25 +20,46 @@ class BucketMemory:
         name: "batch x capacity".
         step_bytes: Its static tensors: token, history, masks; not K, V and logits, which are
             shared.
-        graph: Of its graph; None where decoding is eager.
+        graphs: Of each of its graphs: the steps captured so far (prompts of equal length, padded
+            ones), and their loops where a generation was one launch; none where decoding is eager.
+        pool_bytes: Their pools where these are not shared; a loop lies in the pool of its step.
     """
 
     name: str
     step_bytes: int
-    graph: MemoryReport | None
+    graphs: tuple[MemoryReport, ...]
+    pool_bytes: int
 
     @classmethod
     def of(cls, name: str, runner: CUDAGraphAR) -> BucketMemory:
         """Measures the bucket of ``runner``."""
         shared = {"logits", *runner.cache.named_tensors(padded=True)}
         own = [each for name, each in runner.named_tensors().items() if name not in shared]
-        graph = None if runner.graph is None else runner.graph.memory_report()
-        return cls(name, sum(each.numel() * each.element_size() for each in own), graph)
+        graphs = [graph for step in runner._variants for graph in step.graphs]
+        reports = tuple(graph.memory_report() for graph in graphs)
+        pools = [
+            span
+            for graph, report in zip(graphs, reports, strict=True)
+            if not report.shares_pool
+            for span in graph.private_memory()
+        ]
+        steps = sum(each.numel() * each.element_size() for each in own)
+        return cls(name, steps, reports, covered_bytes(pools))
+
+    @property
+    def node_bytes(self) -> int:
+        """Device memory of its executables."""
+        return sum(each.node_bytes for each in self.graphs)
+
+    @property
+    def allocation_bytes(self) -> int:
+        """What its graphs' own allocation nodes ask for."""
+        return sum(each.allocation_bytes for each in self.graphs)
 
     @property
     def own_bytes(self) -> int:
         """What goes with the bucket alone."""
-        return self.step_bytes + (0 if self.graph is None else self.graph.own_bytes)
+        return self.step_bytes + self.pool_bytes + self.allocation_bytes + self.node_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,25 +94,24 @@ class BucketsMemory:
             pool_bytes: Of the pool that they share; None or 0: each has its own.
         """
         buckets = tuple(BucketMemory.of(name, runner) for name, runner in runners.items())
-        private = sum(each.graph.pool_bytes for each in buckets if each.graph is not None)
+        private = sum(each.pool_bytes for each in buckets)
         shared = _shared_bytes(runners.values(), cache)
         return cls(buckets, cache.kv_bytes, shared, pool_bytes or private, bool(pool_bytes))
 
     @property
     def node_bytes(self) -> int:
         """Device memory of all executables."""
-        return sum(each.graph.node_bytes for each in self.buckets if each.graph is not None)
+        return sum(each.node_bytes for each in self.buckets)
 
     @property
     def parts(self) -> Mapping[str, int]:
         """Bytes by kind, each byte once; the model is left out."""
-        graphs = [each.graph for each in self.buckets if each.graph is not None]
         steps = sum(each.step_bytes for each in self.buckets)
         return {
             "K and V, stored once": self.kv_bytes,
             "static tensors": self.shared_bytes + steps,
             "memory pool, shared" if self.is_shared else "memory pools, one each": self.pool_bytes,
-            "graph allocations": sum(each.allocation_bytes for each in graphs),
+            "graph allocations": sum(each.allocation_bytes for each in self.buckets),
             "executables": self.node_bytes,
         }
 

@@ -44,6 +44,11 @@ class CapturedStep:
         loop = self._loop
         return (self.executable,) if loop is None else (self.executable, loop.executable)
 
+    @property
+    def graphs(self) -> tuple[Graph, ...]:
+        """The step's graph, and that of its loop, which works in the same pool."""
+        return (self.graph,) if self._loop is None else (self.graph, self._loop.graph)
+
     def in_one_launch(self, step: DecodeStep) -> OneLaunch:
         """The loop that decodes a generation in one launch; made the first time.
 

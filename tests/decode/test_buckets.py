@@ -241,9 +241,11 @@ def test_keys_and_values_are_stored_once_and_the_report_says_so(made: DecodeBuck
     text = str(report)
     assert "K and V, stored once" in text
     assert "bucket 4 x 32 alone" in text
-    graphs = [made.runner(bucket).graph for bucket in made.buckets]
-    nodes = sum(graph.memory_report().node_bytes for graph in graphs if graph is not None)
-    assert report.node_bytes == nodes
+    for bucket, part in zip(made.buckets, report.buckets, strict=True):
+        graph = made.runner(bucket).graph
+        assert graph is not None
+        assert graph.memory_report() in part.graphs
+        assert part.node_bytes == sum(each.node_bytes for each in part.graphs)
     assert report.total_bytes >= report.kv_bytes + report.node_bytes
 
 
@@ -261,6 +263,24 @@ def test_the_report_names_every_part_and_each_byte_once(made: DecodeBuckets) -> 
     lines = str(report).splitlines()
     for name in report.parts:
         assert sum(line.startswith(name) for line in lines) == 1
+
+
+def test_the_graph_of_one_launch_counts_and_its_step_s_pool_counts_once(
+    graphcore_driver: Driver,
+) -> None:
+    model = make_model(device=device_of(graphcore_driver))
+    with DecodeBuckets(
+        model, [32], driver=graphcore_driver, share_pool=False, progress=False
+    ) as buckets:
+        before = buckets.memory_report()
+        done = buckets.generate(prompt_for(buckets, 1, 5), NEW, one_launch=True)
+        assert done.execution == "one launch", done.reason
+        report = buckets.memory_report()
+    (step,), (_, loop) = before.buckets[0].graphs, report.buckets[0].graphs
+    assert loop.nodes > step.nodes
+    assert report.node_bytes == before.node_bytes + loop.node_bytes
+    pools = step.pool_bytes + loop.pool_bytes
+    assert before.pool_bytes <= report.pool_bytes < pools
 
 
 @pytest.mark.exclusive

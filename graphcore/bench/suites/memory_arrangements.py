@@ -49,7 +49,7 @@ def our_buckets(driver: Driver, subject: Subject, wait: Wait, *, share_pool: boo
             "taken": taken,
             "predicted": dict(report.parts),
             "buckets": {each.name: each.own_bytes for each in report.buckets},
-            "nodes": sum(each.graph.nodes for each in report.buckets if each.graph is not None),
+            "nodes": sum(graph.nodes for each in report.buckets for graph in each.graphs),
         }
         del report
     del buckets
