@@ -10,6 +10,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from graphcore.moe.accelerating import (
+        AcceleratedModel,
+        accelerate,
+    )
     from graphcore.moe.admission import (
         AdmissionOutcome,
         SlotAdmission,
@@ -35,6 +39,9 @@ if TYPE_CHECKING:
     )
     from graphcore.moe.expert_plan import (
         ExpertPlan,
+    )
+    from graphcore.moe.layer import (
+        MoELayer,
     )
     from graphcore.moe.lookup_key import (
         LookupKey,
@@ -89,6 +96,9 @@ if TYPE_CHECKING:
     from graphcore.moe.product_options import (
         ProductOptions,
     )
+    from graphcore.moe.products_plan import (
+        ProductsPlans,
+    )
     from graphcore.moe.reasons import (
         Reason,
         Retention,
@@ -96,11 +106,17 @@ if TYPE_CHECKING:
     from graphcore.moe.resource_fingerprint import (
         ResourceFingerprint,
     )
+    from graphcore.moe.slot_experts import (
+        SlotExperts,
+    )
     from graphcore.moe.slot_group import (
         SlotGroup,
     )
     from graphcore.moe.slot_pool import (
         SlotPool,
+    )
+    from graphcore.moe.slot_products import (
+        SlotProducts,
     )
     from graphcore.moe.slot_state import (
         SlotFault,
@@ -120,6 +136,7 @@ if TYPE_CHECKING:
 
 _names = "graphcore.moe.names"
 _homes = {
+    "AcceleratedModel": "graphcore.moe.accelerating",
     "Admission": "graphcore.moe.ownership",
     "AdmissionOutcome": "graphcore.moe.admission",
     "BankStatus": _names,
@@ -141,6 +158,7 @@ _homes = {
     "ManifestFlag": "graphcore.moe.manifest",
     "ManifestRegistry": "graphcore.moe.manifest_registry",
     "MoECounters": "graphcore.moe.counters",
+    "MoELayer": "graphcore.moe.layer",
     "MoEOptions": "graphcore.moe.options",
     "Namespace": _names,
     "OverlapRule": "graphcore.moe.decode_overlap",
@@ -149,6 +167,7 @@ _homes = {
     "PlanOutcome": _names,
     "Precondition": "graphcore.moe.boundary_update",
     "ProductOptions": "graphcore.moe.product_options",
+    "ProductsPlans": "graphcore.moe.products_plan",
     "Publication": "graphcore.moe.manifest_registry",
     "PublicationCode": _names,
     "Published": "graphcore.moe.manifest_registry",
@@ -163,10 +182,12 @@ _homes = {
     "RowSemantics": _names,
     "SlotAdmission": "graphcore.moe.admission",
     "SlotDecision": "graphcore.moe.oracle",
+    "SlotExperts": "graphcore.moe.slot_experts",
     "SlotFault": "graphcore.moe.slot_state",
     "SlotGroup": "graphcore.moe.slot_group",
     "SlotOracle": "graphcore.moe.oracle",
     "SlotPool": "graphcore.moe.slot_pool",
+    "SlotProducts": "graphcore.moe.slot_products",
     "SlotState": "graphcore.moe.slot_state",
     "SlotTables": "graphcore.moe.slot_tables",
     "SlotTotals": "graphcore.moe.slot_state",
@@ -175,11 +196,13 @@ _homes = {
     "StagingMemory": "graphcore.moe.staging_memory",
     "Strategy": _names,
     "Way": _names,
+    "accelerate": "graphcore.moe.accelerating",
     "examine": "graphcore.moe.manifest_check",
     "resolve_options": "graphcore.moe.options",
 }
 
 __all__ = [
+    "AcceleratedModel",
     "Admission",
     "AdmissionOutcome",
     "BankStatus",
@@ -201,6 +224,7 @@ __all__ = [
     "ManifestFlag",
     "ManifestRegistry",
     "MoECounters",
+    "MoELayer",
     "MoEOptions",
     "Namespace",
     "OverlapRule",
@@ -209,6 +233,7 @@ __all__ = [
     "PlanOutcome",
     "Precondition",
     "ProductOptions",
+    "ProductsPlans",
     "Publication",
     "PublicationCode",
     "Published",
@@ -223,10 +248,12 @@ __all__ = [
     "RowSemantics",
     "SlotAdmission",
     "SlotDecision",
+    "SlotExperts",
     "SlotFault",
     "SlotGroup",
     "SlotOracle",
     "SlotPool",
+    "SlotProducts",
     "SlotState",
     "SlotTables",
     "SlotTotals",
@@ -235,6 +262,7 @@ __all__ = [
     "StagingMemory",
     "Strategy",
     "Way",
+    "accelerate",
     "examine",
     "resolve_options",
 ]

@@ -1,0 +1,138 @@
+"""A whole sparse block over slots: the router's choice, the experts, what every row has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from helpers.moe_models import (
+    EXPERTS,
+    FAMILIES,
+    HIDDEN,
+    INNER,
+    TOP_K,
+    blocks_of,
+    device_of,
+    exact_experts,
+    make_moe,
+    make_rows,
+)
+
+import graphcore
+from graphcore.driver import Driver
+from graphcore.errors import ConfigurationError
+from graphcore.moe import MoELayer, SlotPool
+from graphcore.moe.expert_memory import ExpertMemory
+
+
+def pool_over(block: Any, driver: Driver, slots: int = 4) -> SlotPool:
+    """A pool over a copy of the experts of ``block``, which keeps its own."""
+    experts, memory = block.experts, ExpertMemory(driver)
+    banks = {
+        bank: memory.take(torch.nn.Parameter(weight.detach().clone()))
+        for bank, weight in (("gate_up", experts.gate_up_proj), ("down", experts.down_proj))
+    }
+    return SlotPool({"block": banks}, slots, driver=driver)
+
+
+def within(one: torch.Tensor, other: torch.Tensor, bound: float) -> bool:
+    return bool((one - other).abs().max() <= bound * other.abs().max())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_block_of_transformers_over_slots_gives_what_it_gives(
+    graphcore_driver: Driver, family: str
+) -> None:
+    """Softmax and sigmoid routers, biases, groups, scaling, shared and gated shared experts."""
+    block = blocks_of(make_moe(family, device=device_of(graphcore_driver)))[1]
+    layer = MoELayer.from_transformers(block, pool_over(block, graphcore_driver), "block")
+    x = make_rows(6, device=device_of(graphcore_driver)).reshape(2, 3, HIDDEN)
+    with torch.no_grad():
+        found, wanted = layer(x), block(x)
+    assert found.shape == x.shape
+    assert within(found, wanted, 2e-6)
+
+
+def test_the_router_is_the_blocks_own_to_the_last_bit() -> None:
+    block = blocks_of(make_moe("dots1"))[0]
+    pool = pool_over(block, graphcore.open_driver("emulated"))
+    layer = MoELayer.from_transformers(block, pool, "block")
+    x = make_rows(5)
+    _, weights, ids = block.gate(x)
+    found = layer.router(x)
+    assert torch.equal(found[0], ids)
+    assert torch.equal(found[1], weights)
+    block.gate.e_score_correction_bias += torch.arange(EXPERTS).float()
+    assert not torch.equal(layer.router(x)[0], ids), "it is the block's, not a copy"
+
+
+def test_a_layer_of_ones_own_routes_and_adds_by_the_functions_it_was_given(
+    graphcore_driver: Driver,
+) -> None:
+    device = device_of(graphcore_driver)
+    block = blocks_of(make_moe(device=device))[0]
+
+    def router(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        weights, ids = torch.topk(rows[:, :EXPERTS].abs(), TOP_K)
+        return ids, weights.to(torch.bfloat16)
+
+    layer = MoELayer(
+        pool_over(block, graphcore_driver),
+        "block",
+        router=router,
+        shared_experts=lambda hidden: hidden * 3,
+    )
+    x = make_rows(4, device=device)
+    with torch.no_grad():
+        found = layer(x)
+    exact = exact_experts(block.experts.gate_up_proj, block.experts.down_proj, x, *router(x))
+    assert within(found.double().cpu(), exact + 3 * x.double().cpu(), 2e-6)
+
+
+def test_a_captured_layer_follows_its_input(graphcore_driver: Driver) -> None:
+    device = device_of(graphcore_driver)
+    block = blocks_of(make_moe("dots1", device=device))[0]
+    layer = MoELayer.from_transformers(block, pool_over(block, graphcore_driver), "block")
+    x = make_rows(2, device=device)
+    with torch.no_grad():
+        graph = graphcore.capture_function(layer, x, driver=graphcore_driver)
+        with graph, graph.instantiate() as made:
+            for seed in range(5):
+                x.copy_(make_rows(2, device=device, seed=seed))
+                graph.outputs.fill_(float("nan"))
+                made.launch()
+                graphcore_driver.synchronize()
+                assert torch.equal(graph.outputs, layer(x))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda b: b.add_module("adapter", torch.nn.Linear(2, 2)),
+            "gate, experts and maybe shared",
+        ),
+        (lambda b: delattr(b, "gate"), "gate, experts and maybe shared"),
+        (lambda b: setattr(b, "experts", torch.nn.ModuleList()), "block.experts"),
+        (lambda b: setattr(b.experts, "act_fn", torch.nn.GELU()), "act_fn: expected SiLU"),
+    ],
+    ids=["another part", "no router", "a list of experts", "another activation"],
+)
+def test_a_block_of_another_form_is_refused(change: Any, message: str) -> None:
+    block = blocks_of(make_moe())[0]
+    pool = pool_over(block, graphcore.open_driver("emulated"))
+    change(block)
+    with pytest.raises(ConfigurationError, match=message):
+        MoELayer.from_transformers(block, pool, "block")
+
+
+def test_a_group_of_other_sizes_is_refused() -> None:
+    driver = graphcore.open_driver("emulated")
+    block = blocks_of(make_moe())[0]
+    banks = {
+        "gate_up": torch.zeros(EXPERTS, 4 * INNER, HIDDEN),
+        "down": torch.zeros(EXPERTS, HIDDEN, 2 * INNER),
+    }
+    with pytest.raises(ConfigurationError, match="expected a bank gate_up of"):
+        MoELayer.from_transformers(block, SlotPool({"g": banks}, 2, driver=driver), "g")
