@@ -249,40 +249,6 @@ def test_keys_and_values_are_stored_once_and_the_report_says_so(made: DecodeBuck
     assert report.total_bytes >= report.kv_bytes + report.node_bytes
 
 
-def test_the_report_names_every_part_and_each_byte_once(made: DecodeBuckets) -> None:
-    report = made.memory_report()
-    assert report.total_bytes == sum(report.parts.values())
-    steps = sum(each.step_bytes for each in report.buckets)
-    assert report.parts["static tensors"] == report.shared_bytes + steps
-    # logits of the largest bucket, the cache's position, what says where pads are
-    cache, largest = made.cache, made.runner(made.buckets[-1])
-    others = [largest.logits, cache.position, *cache.padding.named_tensors().values()]
-    assert report.shared_bytes == sum(each.untyped_storage().nbytes() for each in others)
-    every = largest.logits.nbytes * len(made.buckets)
-    assert report.shared_bytes < every, "counted once for all buckets"
-    lines = str(report).splitlines()
-    for name in report.parts:
-        assert sum(line.startswith(name) for line in lines) == 1
-
-
-def test_the_graph_of_one_launch_counts_and_its_step_s_pool_counts_once(
-    graphcore_driver: Driver,
-) -> None:
-    model = make_model(device=device_of(graphcore_driver))
-    with DecodeBuckets(
-        model, [32], driver=graphcore_driver, share_pool=False, progress=False
-    ) as buckets:
-        before = buckets.memory_report()
-        done = buckets.generate(prompt_for(buckets, 1, 5), NEW, one_launch=True)
-        assert done.execution == "one launch", done.reason
-        report = buckets.memory_report()
-    (step,), (_, loop) = before.buckets[0].graphs, report.buckets[0].graphs
-    assert loop.nodes > step.nodes
-    assert report.node_bytes == before.node_bytes + loop.node_bytes
-    pools = step.pool_bytes + loop.pool_bytes
-    assert before.pool_bytes <= report.pool_bytes < pools
-
-
 @pytest.mark.exclusive
 @pytest.mark.gpu
 def test_shared_pool_and_storage_take_far_less_than_private_ones() -> None:
