@@ -13,6 +13,7 @@ import torch
 
 from graphcore.decode.cache_state import CacheState, is_capturing, static_zeros
 from graphcore.decode.scratch import Scratch
+from graphcore.decode.surroundings import autocast_dtype
 from graphcore.decode.transformers_compat import CacheLayerMixin
 from graphcore.errors import ConfigurationError, LifecycleError
 
@@ -83,10 +84,12 @@ class StaticLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is unt
         the scratch pair, which the next layer overwrites.
 
         Raises:
-            ConfigurationError: A wrong shape or dtype; nothing was written.
+            ConfigurationError: A wrong shape or dtype (under autocast K and V may differ: both are
+                taken in the wider one); nothing was written.
             CapacityError: The tokens do not fit; nothing was written.
         """
         length = self._checked_length(key_states, value_states)
+        key_states, value_states = of_one_dtype(key_states, value_states)
         if not (torch.compiler.is_compiling() or is_capturing()):
             self._state.check_room(length)
         if key_states.dtype != self.dtype:  # before anything is written: it may be refused
@@ -207,7 +210,10 @@ class StaticLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is unt
                 f"{self.name}: expected K and V of the same length, at least 1, got "
                 f"{keys.shape[2]} and {values.shape[2]}"
             )
-        if not keys.is_floating_point() or keys.dtype != values.dtype:
+        are_floats = keys.is_floating_point() and values.is_floating_point()
+        # autocast leaves K, which rotary positions made wider, and casts V
+        mixes = autocast_dtype(keys.device) is not None
+        if not are_floats or (keys.dtype != values.dtype and not mixes):
             raise ConfigurationError(
                 f"{self.name}: expected K and V of one floating dtype, got {keys.dtype} and "
                 f"{values.dtype}"
@@ -296,6 +302,14 @@ class BorrowingLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is 
 
     def reset(self) -> None:
         """Nothing: there are no buffers."""
+
+
+def of_one_dtype(keys: torch.Tensor, values: torch.Tensor) -> Pair:
+    """K and V in the wider of their two dtypes, which changes no value."""
+    if keys.dtype == values.dtype:
+        return keys, values
+    dtype = torch.promote_types(keys.dtype, values.dtype)
+    return keys.to(dtype), values.to(dtype)
 
 
 def write_slots(buffer: torch.Tensor, slots: torch.Tensor, states: torch.Tensor) -> None:

@@ -154,7 +154,7 @@ def capture_step(
         (compiled or step).run()
 
     try:
-        with torch.no_grad(), without_cached_casts():
+        with torch.no_grad():
             capturing.warm_up(warm_up, _warmup_steps)
             with capturing:
                 _keep(capturing, step)
@@ -185,20 +185,6 @@ def _keep(capturing: Capture, step: DecodeStep) -> None:
     for name, tensor in step.named_tensors().items():
         capturing.keep(tensor, name)
     capturing.keep(step.forward.model, "model")
-
-
-@contextmanager
-def without_cached_casts() -> Iterator[None]:
-    """Lets autocast cast weights anew: what it caches is freed when its block ends.
-
-    A graph that was captured with the address of such a cast would read freed memory.
-    """
-    before = torch.is_autocast_cache_enabled()
-    torch.set_autocast_cache_enabled(False)
-    try:
-        yield
-    finally:
-        torch.set_autocast_cache_enabled(before)
 
 
 @contextmanager

@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 
-from graphcore.decode.cache_layer import Pair, StaticLayer, bytes_of
+from graphcore.decode.cache_layer import Pair, StaticLayer, bytes_of, of_one_dtype
 from graphcore.decode.cache_state import CacheState, CacheWatcher, is_capturing
 from graphcore.decode.static_cache import StaticKVCache
+from graphcore.decode.surroundings import autocast_dtype
 from graphcore.errors import CapacityError, CaptureError, ConfigurationError, LifecycleError
 
 
@@ -113,6 +114,7 @@ class CrossLayer(StaticLayer):
                 but for that of a first step.
         """
         length = self._checked_length(key_states, value_states)
+        key_states, value_states = self._of_our_dtype(key_states, value_states)
         if key_states.dtype != self.dtype:
             raise ConfigurationError(
                 f"{self.name}: expected K and V of {self.dtype}, got {key_states.dtype}: later "
@@ -136,6 +138,14 @@ class CrossLayer(StaticLayer):
         if self.index == self._state.last_owner and not is_captured:
             self._state.hold(length)
         return self.keys, self.values
+
+    def _of_our_dtype(self, keys: torch.Tensor, values: torch.Tensor) -> Pair:
+        """What autocast made narrower in the half's dtype, which changes no value."""
+        keys, values = of_one_dtype(keys, values)
+        narrow = torch.promote_types(keys.dtype, self.dtype) == self.dtype
+        if autocast_dtype(self.device) is None or not narrow:
+            return keys, values
+        return keys.to(self.dtype), values.to(self.dtype)
 
     def get_seq_length(self) -> int:
         """Encoder tokens held; a host number, since it does not move while a graph is replayed."""

@@ -15,10 +15,11 @@ import torch
 
 from graphcore.decode.cache_binding import bind_variants
 from graphcore.decode.cache_state import static_zeros
-from graphcore.decode.captured_step import CapturedStep, named_modules, without_cached_casts
+from graphcore.decode.captured_step import CapturedStep, named_modules
 from graphcore.decode.forward import Forward
 from graphcore.decode.number_tensors import numbers_filled
 from graphcore.decode.static_cache import StaticKVCache
+from graphcore.decode.surroundings import surroundings
 from graphcore.decode.variants import Variants
 from graphcore.driver import Driver
 from graphcore.executable import capture
@@ -106,6 +107,7 @@ class PromptGraphs:
         if self._tokens is None:
             self._tokens = static_zeros(tuple(piece.shape), torch.int64, piece.device)
         self._tokens.copy_(piece)
+        key = *key, *surroundings(piece.device)
         found = self._variants.get(key)
         if found is None:
             self._variants.put(key, self._captured(forward, self._tokens, run, begin))
@@ -129,8 +131,7 @@ class PromptGraphs:
             driver=self._driver, on_legacy_work=self._on_legacy_work, pool=self._pool
         )
         made: list[torch.Tensor] = []
-        with without_cached_casts():
-            capturing.warm_up(lambda: made.append(run(tokens)), 1)
+        capturing.warm_up(lambda: made.append(run(tokens)), 1)
         buffer = self._logits
         if buffer is None or (buffer.shape, buffer.dtype) != (made[0].shape, made[0].dtype):
             # not in the warm-up: it would lie in the memory of the graph
@@ -138,7 +139,6 @@ class PromptGraphs:
         self._logits = buffer.copy_(made.pop())
         begin()
         with (
-            without_cached_casts(),
             capturing,
             named_modules(capturing, forward.model),
             numbers_filled(forward.model),

@@ -18,6 +18,7 @@ from graphcore.decode.forward import Forward
 from graphcore.decode.prompt import Prompt
 from graphcore.decode.sampler import Sampler
 from graphcore.decode.static_cache import StaticKVCache
+from graphcore.decode.surroundings import surroundings
 from graphcore.errors import LifecycleError
 
 _no_token = -1
@@ -60,7 +61,7 @@ class DecodeStep:
     @property
     def key(self) -> tuple[Hashable, ...]:
         """What selects the captured variant now."""
-        return self.forward.key
+        return *self.forward.key, *surroundings(self._cache.device)
 
     @property
     def logits(self) -> torch.Tensor:

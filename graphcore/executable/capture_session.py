@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from types import TracebackType
 from typing import Any
 
@@ -37,7 +37,7 @@ from graphcore.executable.legacy_work import follow_current_stream
 from graphcore.executable.location import caller
 from graphcore.executable.resting import resting_collector
 from graphcore.interop import choose_driver, use_stream
-from graphcore.interop.torch import MemoryPool, annotate_modules
+from graphcore.interop.torch import MemoryPool, annotate_modules, without_cached_casts
 from graphcore.resources.driver_argument import checked_driver
 from graphcore.resources.lifetime import Owner, OwnerSet, collect
 
@@ -369,12 +369,9 @@ class Capture(NotCopied):
 
     @contextmanager
     def _surroundings(self) -> Iterator[None]:
-        with use_stream(self.driver, self.stream):
-            if self._pool is None:
-                yield
-                return
-            with self._pool.use():
-                yield
+        pool = nullcontext() if self._pool is None else self._pool.use()
+        with use_stream(self.driver, self.stream), without_cached_casts(), pool:
+            yield
 
     def _under_way(self, what: str) -> active.ActiveCapture:
         if self._active is None:

@@ -30,9 +30,9 @@ def capture(
     ``capture.fork()`` branches, ``capture.annotate()`` names nodes, ``capture.keep()`` keeps.
 
     For the block, the capture stream is the current one of torch and CuPy, torch allocates from a
-    pool that the graph owns, and Python's cyclic garbage collector rests (collecting another graph
-    would break the capture). Warm the step up on the same stream before: a library's first call
-    cannot be captured.
+    pool that the graph owns, autocast keeps no casts of weights (the graph casts them anew), and
+    Python's cyclic garbage collector rests (collecting another graph would break the capture). Warm
+    the step up on the same stream before: a library's first call cannot be captured.
 
     Args:
         stream: Where to capture: a stream of graphcore, torch, CuPy or cuda.core, a handle, or

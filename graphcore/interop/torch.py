@@ -1,7 +1,7 @@
 """torch: its current stream, a memory pool for a capture, names for nodes, graphs to adopt.
 
-Everything but :func:`require` and :func:`annotate_modules` does nothing where torch is not loaded
-or has no CUDA device.
+Everything but :func:`require`, :func:`annotate_modules` and :func:`without_cached_casts` does
+nothing where torch is not loaded or has no CUDA device.
 """
 
 from __future__ import annotations
@@ -72,6 +72,28 @@ def use_stream(handle: int, device: int) -> Iterator[None]:
             stream = torch.cuda.ExternalStream(handle, device=device)
         with torch.cuda.stream(stream):
             yield
+
+
+@contextmanager
+def without_cached_casts() -> Iterator[None]:
+    """Lets autocast cast weights anew in the block, and forget the casts it kept from before.
+
+    autocast keeps the casts of weights for its block. A graph that was captured with the address of
+    one would read memory that is freed when the block ends, and would not follow the weight. A cast
+    that was made in a capture lies in the graph's memory, which holds nothing before a launch.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or not hasattr(torch, "clear_autocast_cache"):  # while it is being imported
+        yield
+        return
+    before = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    torch.clear_autocast_cache()
+    try:
+        yield
+    finally:
+        torch.clear_autocast_cache()  # blocks inside may have kept some
+        torch.set_autocast_cache_enabled(before)
 
 
 class MemoryPool:
