@@ -273,7 +273,10 @@ class Allocation:
 
 @dataclass(frozen=True, slots=True)
 class DeviceInfo:
-    """One device: ``index`` as CUDA counts, ``capability`` (major, minor), memory in bytes."""
+    """One device: ``index`` as CUDA counts, ``capability`` (major, minor), memory in bytes.
+
+    ``shared_bytes`` is what a block may have of shared memory, where a kernel opts in.
+    """
 
     index: int
     name: str
@@ -281,6 +284,7 @@ class DeviceInfo:
     total_memory: int
     multiprocessors: int
     driver_version: tuple[int, int]
+    shared_bytes: int = 0
 
 
 class CaptureState(Enum):

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from graphcore.moe.boundary_update import (
         Precondition,
     )
+    from graphcore.moe.callable_step import (
+        CallableStep,
+    )
     from graphcore.moe.certificate import (
         Certificate,
         CertificateFlag,
@@ -39,6 +42,12 @@ if TYPE_CHECKING:
     )
     from graphcore.moe.expert_plan import (
         ExpertPlan,
+    )
+    from graphcore.moe.graph_reuse import (
+        GraphReuse,
+    )
+    from graphcore.moe.group_use import (
+        GroupUse,
     )
     from graphcore.moe.layer import (
         MoELayer,
@@ -93,6 +102,12 @@ if TYPE_CHECKING:
         Refusal,
         RefusalReason,
     )
+    from graphcore.moe.plan_step import (
+        PlanStep,
+    )
+    from graphcore.moe.pool_manifest import (
+        manifest_of,
+    )
     from graphcore.moe.product_options import (
         ProductOptions,
     )
@@ -133,6 +148,15 @@ if TYPE_CHECKING:
     from graphcore.moe.staging_memory import (
         StagingMemory,
     )
+    from graphcore.moe.step_record import (
+        StepRecord,
+        StepResult,
+        StepSeconds,
+        StepTotals,
+    )
+    from graphcore.moe.step_work import (
+        StepWork,
+    )
 
 _names = "graphcore.moe.names"
 _homes = {
@@ -140,6 +164,7 @@ _homes = {
     "Admission": "graphcore.moe.ownership",
     "AdmissionOutcome": "graphcore.moe.admission",
     "BankStatus": _names,
+    "CallableStep": "graphcore.moe.callable_step",
     "Certificate": "graphcore.moe.certificate",
     "CertificateFlag": "graphcore.moe.certificate",
     "Coverage": "graphcore.moe.coverage",
@@ -148,7 +173,9 @@ _homes = {
     "ExpertBank": "graphcore.moe.manifest",
     "ExpertGroup": "graphcore.moe.manifest",
     "ExpertPlan": "graphcore.moe.expert_plan",
+    "GraphReuse": "graphcore.moe.graph_reuse",
     "GroupReason": _names,
+    "GroupUse": "graphcore.moe.group_use",
     "Kind": _names,
     "Layout": _names,
     "Lease": "graphcore.moe.ownership",
@@ -165,6 +192,7 @@ _homes = {
     "Ownership": "graphcore.moe.ownership",
     "Phase": _names,
     "PlanOutcome": _names,
+    "PlanStep": "graphcore.moe.plan_step",
     "Precondition": "graphcore.moe.boundary_update",
     "ProductOptions": "graphcore.moe.product_options",
     "ProductsPlans": "graphcore.moe.products_plan",
@@ -194,10 +222,16 @@ _homes = {
     "StagedProducts": "graphcore.moe.staged",
     "StagedStep": "graphcore.moe.staged",
     "StagingMemory": "graphcore.moe.staging_memory",
+    "StepRecord": "graphcore.moe.step_record",
+    "StepResult": "graphcore.moe.step_record",
+    "StepSeconds": "graphcore.moe.step_record",
+    "StepTotals": "graphcore.moe.step_record",
+    "StepWork": "graphcore.moe.step_work",
     "Strategy": _names,
     "Way": _names,
     "accelerate": "graphcore.moe.accelerating",
     "examine": "graphcore.moe.manifest_check",
+    "manifest_of": "graphcore.moe.pool_manifest",
     "resolve_options": "graphcore.moe.options",
 }
 
@@ -206,6 +240,7 @@ __all__ = [
     "Admission",
     "AdmissionOutcome",
     "BankStatus",
+    "CallableStep",
     "Certificate",
     "CertificateFlag",
     "Coverage",
@@ -214,7 +249,9 @@ __all__ = [
     "ExpertBank",
     "ExpertGroup",
     "ExpertPlan",
+    "GraphReuse",
     "GroupReason",
+    "GroupUse",
     "Kind",
     "Layout",
     "Lease",
@@ -231,6 +268,7 @@ __all__ = [
     "Ownership",
     "Phase",
     "PlanOutcome",
+    "PlanStep",
     "Precondition",
     "ProductOptions",
     "ProductsPlans",
@@ -260,10 +298,16 @@ __all__ = [
     "StagedProducts",
     "StagedStep",
     "StagingMemory",
+    "StepRecord",
+    "StepResult",
+    "StepSeconds",
+    "StepTotals",
+    "StepWork",
     "Strategy",
     "Way",
     "accelerate",
     "examine",
+    "manifest_of",
     "resolve_options",
 ]
 

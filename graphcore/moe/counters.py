@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 
 from graphcore.errors import ConfigurationError
@@ -83,13 +84,33 @@ class MoECounting:
         Raises:
             ConfigurationError: A name that no counter has.
         """
-        unknown = sorted(set(names) - _NAMES)
-        if unknown:
-            raise ConfigurationError(f"names: expected counters, got {unknown}")
+        _check(names)
         with self._lock:
             self._numbers.update({name: self._numbers[name] + count for name in names})
+
+    def tally(self, counts: Mapping[str, int]) -> Callable[[], None]:
+        """What adds to each of the names in ``counts``: for what is counted at every step.
+
+        Raises:
+            ConfigurationError: A name that no counter has.
+        """
+        _check(counts)
+        lock, numbers, pairs = self._lock, self._numbers, tuple(counts.items())
+
+        def add() -> None:
+            with lock:
+                for name, count in pairs:
+                    numbers[name] += count
+
+        return add
 
     def snapshot(self) -> MoECounters:
         """The numbers of now, together."""
         with self._lock:
             return MoECounters(**self._numbers)
+
+
+def _check(names: Iterable[str]) -> None:
+    unknown = sorted(set(names) - _NAMES)
+    if unknown:
+        raise ConfigurationError(f"names: expected counters, got {unknown}")

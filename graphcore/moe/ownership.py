@@ -13,79 +13,28 @@ import time
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from enum import Enum
 
 from graphcore.errors import ConfigurationError, LifecycleError
+from graphcore.moe.leases import (
+    PASSING,
+    Admission,
+    Lease,
+    Refusal,
+    RefusalReason,
+    Transaction,
+)
+
+__all__ = [
+    "MOST_TOKENS",
+    "Admission",
+    "Lease",
+    "Ownership",
+    "Refusal",
+    "RefusalReason",
+    "Transaction",
+]
 
 MOST_TOKENS = 2**64 - 1
-
-
-class Admission(Enum):
-    """Whether leases are given out."""
-
-    OPEN = "open"
-    REPLACING = "the manifest is being replaced"
-    DRAINING = "expert caching is shutting down"
-    CLOSED = "expert caching was shut down"
-
-
-class RefusalReason(Enum):
-    """Why no lease or no transaction is given, or why one does not hold any more."""
-
-    REPLACING = "the manifest is being replaced"
-    DRAINING = "expert caching is shutting down"
-    CLOSED = "expert caching was shut down"
-    MAINTENANCE = "the group is being changed"
-    UNKNOWN_GROUP = "no such group"
-    GENERATION = "another generation"
-    EPOCH = "the group was changed since"
-    RELEASED = "the lease was given back"
-    BUSY = "another dispatch uses the group"
-    EXHAUSTED = "no transaction number is left"
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """Why something is not given, with what it is about."""
-
-    reason: RefusalReason
-    detail: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.reason.value}: {self.detail}" if self.detail else self.reason.value
-
-
-@dataclass(frozen=True, slots=True)
-class Lease:
-    """The right to use groups: of one owner, in one generation, at one epoch of each group.
-
-    Args:
-        number: Unique among those that were ever given.
-        owner: Whoever asked.
-        generation: Of the manifest.
-        epochs: (group, epoch) of each.
-        thread: That it was given to.
-    """
-
-    number: int
-    owner: Hashable
-    generation: int
-    epochs: tuple[tuple[Hashable, int], ...]
-    thread: int
-
-    @property
-    def groups(self) -> tuple[Hashable, ...]:
-        """The groups that may be used."""
-        return tuple(group for group, _ in self.epochs)
-
-
-@dataclass(frozen=True, slots=True)
-class Transaction:
-    """Exclusive use of the groups of ``lease`` by one dispatch."""
-
-    token: int
-    lease: Lease
 
 
 class Ownership:
@@ -147,6 +96,15 @@ class Ownership:
     def _count_users(self) -> Counter[Hashable]:
         return Counter(group for lease in self._leases.values() for group in lease.groups)
 
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """A block in which nothing changes here, and no manifest is published.
+
+        For a last look between what was decided and what begins; keep it short.
+        """
+        with self._changed:
+            yield
+
     # ---- leases ---------------------------------------------------------------------------------
 
     def lease(
@@ -172,7 +130,7 @@ class Ownership:
                 names = tuple(self._epochs) if wanted is None else wanted
                 refusal = self._refusal(names, generation)
                 left = deadline - time.monotonic()
-                if refusal is None or refusal.reason not in _PASSING or left <= 0:
+                if refusal is None or refusal.reason not in PASSING or left <= 0:
                     break
                 self._changed.wait(left)
             if refusal is not None:
@@ -281,6 +239,59 @@ class Ownership:
             if found is not None and found.lease.number == lease.number:
                 del self._transactions[group]
 
+    def enter(
+        self, owner: Hashable, groups: tuple[Hashable, ...], generation: int
+    ) -> Transaction | Refusal:
+        """A lease and exclusive use under it at once, or neither and why; :meth:`leave` ends both.
+
+        Args:
+            owner: Whoever asks.
+            groups: That are used.
+            generation: That the owner works with.
+        """
+        with self._changed:
+            refusal = self._refusal(groups, generation)
+            if refusal is not None:
+                return refusal
+            for group in groups:
+                if group in self._transactions:
+                    return Refusal(RefusalReason.BUSY, str(group))
+            if self._next_token > MOST_TOKENS:
+                return Refusal(RefusalReason.EXHAUSTED)
+            epochs = tuple([(group, self._epochs[group]) for group in groups])
+            lease = Lease(self._next_lease, owner, generation, epochs, threading.get_ident())
+            transaction = Transaction(self._next_token, lease)
+            self._next_lease += 1
+            self._next_token += 1
+            self._leases[lease.number] = lease
+            for group in groups:
+                self._transactions[group] = transaction
+            return transaction
+
+    def leave(self, transaction: Transaction) -> None:
+        """Ends what :meth:`enter` began; a second time does nothing."""
+        self.release(transaction.lease)
+
+    def wait_until_free(self, groups: Iterable[Hashable], timeout: float) -> bool:
+        """Waits until no dispatch uses ``groups`` and none is being changed; False in vain.
+
+        Whether it stays so is what :meth:`enter` says. A dispatch of this thread is not waited for.
+        """
+        names = set(groups)
+        this = threading.get_ident()
+
+        def is_free() -> bool:
+            is_passing = self._admission in (Admission.REPLACING, Admission.DRAINING)
+            return not (
+                is_passing or names & set(self._changing) or names & set(self._transactions)
+            )
+
+        with self._changed:
+            held = (self._transactions.get(name) for name in names)
+            if any(each is not None and each.lease.thread == this for each in held):
+                return False
+            return self._changed.wait_for(is_free, timeout)
+
     def is_busy(self, group: Hashable) -> bool:
         """Whether a dispatch uses ``group`` now."""
         with self._changed:
@@ -377,7 +388,3 @@ class Ownership:
             self._epochs = {name: self._epochs.get(name, 0) + 1 for name in groups}
             self._generation = generation
             self._changed.notify_all()
-
-
-_PASSING = frozenset({RefusalReason.REPLACING, RefusalReason.MAINTENANCE})
-"""Refusals that waiting may end."""

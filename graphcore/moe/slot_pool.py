@@ -24,6 +24,7 @@ from graphcore.moe.ownership import Ownership
 from graphcore.moe.slot_counts import checked_slots
 from graphcore.moe.slot_group import SlotGroup, expert_count
 from graphcore.moe.slot_state import SlotFault, SlotState, SlotTotals
+from graphcore.moe.stream_order import StreamOrder
 from graphcore.resources.buffer import Buffer
 from graphcore.resources.driver_argument import checked_driver
 
@@ -53,6 +54,7 @@ class SlotPool:
 
     Attributes:
         ownership: May be set later: a registry's, once the groups are published.
+        order: In which steps on several streams follow each other, for whoever runs them.
 
     Raises:
         CacheTypeError: A bank is no tensor.
@@ -87,6 +89,7 @@ class SlotPool:
         }
         self._pins: dict[str, dict[int, int]] = {name: {} for name in made}
         self._doubtful: set[str] = set()
+        self.order = StreamOrder(self.driver)
         self._now = _Allocation(made, next(_serials), 0)
         self._is_closed = False
 

@@ -83,11 +83,15 @@ class Builder:
         driver: The driver.
         given: The events that were given, by name.
         copy_kernel: What does copies that no memcpy node does, or None.
+
+    Attributes:
+        rows_by_kernel: Whether that does copies of float32 rows, too.
     """
 
     def __init__(self, driver: Driver, given: Mapping[str, Event], copy_kernel: Any) -> None:
         self.driver = driver
         self.copy_kernel = copy_kernel
+        self.rows_by_kernel = False
         self.owners: list[Owner] = []
         self.annotations: list[Annotation] = []
         self.names: dict[str, tuple[NodeHandle, ...]] = {}
@@ -165,6 +169,7 @@ class Builder:
             copy_kernel=self.copy_kernel,
             in_body=scope.in_body,
             owns_memory=scope.owns_memory,
+            rows_by_kernel=self.rows_by_kernel,
         )
 
     def _add(

@@ -138,6 +138,15 @@ class PlanContents:
         return dict(self._registry.conditions)
 
     @property
+    def revision(self) -> tuple[int, ...]:
+        """Another one after every change of the plan, its bodies, or a plan embedded in it.
+
+        A node added in place counts, and no earlier revision ever comes back: what was captured of
+        a plan is the plan as long as its revision is the same.
+        """
+        return self._registry.revisions()
+
+    @property
     def is_body(self) -> bool:
         """Whether this is a body of a conditional node of another plan."""
         return self._is_body

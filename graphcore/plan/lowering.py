@@ -21,6 +21,7 @@ from graphcore.driver.records import (
     HostParams,
     KernelParams,
     MemcpyParams,
+    MemoryKind,
     MemsetParams,
     NodeKind,
     NodeParams,
@@ -44,7 +45,7 @@ from graphcore.plan.records import (
 )
 from graphcore.plan.rows import dense_rows
 from graphcore.resources.buffer import Buffer
-from graphcore.resources.tensors import TensorRef
+from graphcore.resources.tensors import TensorRef, contiguous_strides
 
 _WORD = 4  # bytes of the widest element that CUDA fills with
 
@@ -59,6 +60,8 @@ class Lowering:
         copy_kernel: What does copies that no memcpy node does, or None.
         in_body: Whether the nodes go into a conditional body.
         owns_memory: Whether allocation nodes make memory; otherwise it is there already.
+        rows_by_kernel: Whether the kernel does copies of float32 rows, too: an update cannot change
+            how many rows a memcpy node has.
     """
 
     def __init__(
@@ -70,6 +73,7 @@ class Lowering:
         copy_kernel: Any = None,
         in_body: bool = False,
         owns_memory: bool = True,
+        rows_by_kernel: bool = False,
     ) -> None:
         self.binding = binding
         self.events = events
@@ -77,6 +81,7 @@ class Lowering:
         self.copy_kernel = copy_kernel
         self.in_body = in_body
         self.owns_memory = owns_memory
+        self.rows_by_kernel = rows_by_kernel
 
     def params(self, node: PlanNode) -> NodeParams:
         """The parameters of ``node``.
@@ -138,9 +143,10 @@ class Lowering:
         if not dst.size:
             return EmptyParams()
         rows = dense_rows(dst.shape, (dst.strides, src.strides), dst.itemsize)
-        if rows is None or self.in_body:
-            return self.copied_by_kernel(dst, src)
         kinds = [self.binding.place(view.buffer).memory for view in (work.dst, work.src)]
+        wants_kernel = self.rows_by_kernel and MemoryKind.HOST not in kinds
+        if rows is None or self.in_body or (wants_kernel and _is_of_rows(dst, src)):
+            return self.copied_by_kernel(dst, src)
         to, source = (
             CopyOperand(
                 ref.address + rows.starts[side], kind, rows.pitches[side], rows.slices[side]
@@ -186,6 +192,12 @@ class Lowering:
         width = rows.width // ref.itemsize
         address, pitch = ref.address + rows.starts[0], rows.pitches[0]
         return MemsetParams(address, work.value, ref.itemsize, width, rows.height, pitch)
+
+
+def _is_of_rows(dst: TensorRef, src: TensorRef) -> bool:
+    """Whether a float32 copy has a step between rows, also where it has one row just now."""
+    dense = contiguous_strides(dst.shape)
+    return dst.dtype == "float32" and (dst.strides != dense or src.strides != dense)
 
 
 @contextmanager

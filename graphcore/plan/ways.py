@@ -99,6 +99,7 @@ class PlanWays(PlanDeclarations):
         driver: Driver | None = None,
         events: Mapping[str, Event] | None = None,
         copy_kernel: Any = None,
+        rows_by_kernel: bool = False,
         check: bool = True,
         **capture_options: Any,
     ) -> Graph:
@@ -109,6 +110,9 @@ class PlanWays(PlanDeclarations):
             driver: None: the tensors'.
             events: Name -> event.
             copy_kernel: For copies that no memcpy node does.
+            rows_by_kernel: Let it do float32 copies with a step between rows as well: an update in
+                place changes how many rows a kernel copies, and cannot change those of a memcpy
+                node. Copies from or to host memory stay what they are.
             check: Whether the plan is checked first.
             capture_options: As of :func:`graphcore.capture`.
 
@@ -116,7 +120,10 @@ class PlanWays(PlanDeclarations):
             As :meth:`build` and :func:`graphcore.capture`.
         """
         _refuse_disabled("capture")
+        if rows_by_kernel and copy_kernel is None:
+            raise ConfigurationError("rows_by_kernel: expected a copy_kernel beside it, got None")
         binding, builder = self._prepared(buffers, driver, events, copy_kernel, check)
+        builder.rows_by_kernel = rows_by_kernel
         return capture_plan(self._plan, binding, builder, capture_options)
 
     def run(

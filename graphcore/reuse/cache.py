@@ -19,7 +19,6 @@ from graphcore.driver import Driver
 from graphcore.errors import CaptureError, ConfigurationError, LifecycleError
 from graphcore.executable import Graph, GraphExec, capture_function
 from graphcore.executable.graph import Guard
-from graphcore.executable.handles import NotCopied
 from graphcore.interop import choose_driver
 from graphcore.interop.torch import MemoryPool
 from graphcore.resources.driver_argument import checked_driver
@@ -31,6 +30,7 @@ from graphcore.reuse.eager import EagerExec
 from graphcore.reuse.entries import Entry, Identity, checked_graph, place_of
 from graphcore.reuse.filling import Options
 from graphcore.reuse.keys import check_key
+from graphcore.reuse.renewable import RenewableCache
 from graphcore.reuse.serving import Serving
 from graphcore.reuse.table import table
 from graphcore.reuse.thrash import Churn, Thrash
@@ -38,7 +38,7 @@ from graphcore.reuse.thrash import Churn, Thrash
 _log = logging.getLogger("graphcore")
 
 
-class GraphCache(NotCopied):
+class GraphCache(RenewableCache):
     """Executables by key: captured at the first miss, launched again at every hit.
 
     ``executable = cache.get_or_capture(key, step)``, then ``executable.launch(stream)``. Device and

@@ -43,6 +43,7 @@ _ENDS = {
 }
 
 Make = Callable[[MemoryPool | None, Any], Graph]
+Told = Callable[[Eviction], object]
 
 
 class Lookup(NamedTuple):
@@ -70,6 +71,8 @@ class Serving:
 
     def __init__(self, limits: Limits, options: Options, clock: Callable[[], float]) -> None:
         self.clock = clock
+        self.told: Told | None = None
+        """Called with each eviction, when the entry has gone."""
         self.counting = Counting()
         self.decisions: deque[Decision] = deque(maxlen=_KEPT_DECISIONS)
         self.warnings: list[Thrash | Churn] = []
@@ -190,6 +193,8 @@ class Serving:
         self.history.note(identity, eviction.departure)
         self.counting.add("evicted" if cause in EVICTIONS else "closed")
         self._note(eviction)
+        if self.told is not None:
+            self.told(eviction)
 
     def _note(self, decision: Decision) -> None:
         self.decisions.append(decision)

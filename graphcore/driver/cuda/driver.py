@@ -22,6 +22,7 @@ _attribute = cuda.CUdevice_attribute
 _MAJOR = _attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR
 _MINOR = _attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR
 _MULTIPROCESSORS = _attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
+_SHARED_BYTES = _attribute.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
 _NAME_BYTES = 256
 
 
@@ -69,6 +70,7 @@ class CudaDriver(StreamCalls, MemoryCalls, CaptureCalls, ExecutableCalls):
             total_memory=int(ask(cuda.cuDeviceTotalMem, device)),
             multiprocessors=int(ask(cuda.cuDeviceGetAttribute, _MULTIPROCESSORS, device)),
             driver_version=(version // 1000, version % 1000 // 10),
+            shared_bytes=int(ask(cuda.cuDeviceGetAttribute, _SHARED_BYTES, device)),
         )
 
     def context_id(self) -> int:

@@ -48,6 +48,7 @@ _ONE_THREAD = LaunchConfig((1, 1, 1), (1, 1, 1))
 _NAME = "emulated device"
 _CAPABILITY = (9, 0)
 _MULTIPROCESSORS = 132
+_SHARED_BYTES = 232448
 _DRIVER_VERSION = (13, 0)
 
 
@@ -108,6 +109,7 @@ class EmulatedDriver(GraphCalls):
             self._machine.memory.total,
             _MULTIPROCESSORS,
             _DRIVER_VERSION,
+            _SHARED_BYTES,
         )
 
     @entry("cuCtxGetId")

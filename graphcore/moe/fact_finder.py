@@ -1,0 +1,248 @@
+"""FactFinder: finds out everything about a call of a step; decides nothing and launches nothing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Hashable
+from weakref import WeakKeyDictionary
+
+from graphcore.driver import Driver, as_stream
+from graphcore.errors import ConfigurationError, GraphcoreError
+from graphcore.moe.call_facts import CallFacts, Streams
+from graphcore.moe.counters import MoECounting
+from graphcore.moe.coverage import (
+    CoverageRecord,
+    CoverageTable,
+    ExpertProduct,
+    Uncertified,
+    UncertifiedReason,
+    cover,
+)
+from graphcore.moe.entry_state import EntryState
+from graphcore.moe.expert_plan import ExpertPlan, PlanSubject, make_plan
+from graphcore.moe.lookup_key import LookupKey
+from graphcore.moe.manifest_registry import ManifestRegistry, Published
+from graphcore.moe.options import MoEOptions
+from graphcore.moe.ownership import Admission, Transaction
+from graphcore.moe.plan_binding import bind
+from graphcore.moe.pool_bank import banks_of
+from graphcore.moe.pool_resources import Place, group_states, owners_of, pool_resources
+from graphcore.moe.property_probe import probe
+from graphcore.moe.resource_fingerprint import (
+    FingerprintRefusal,
+    ResourceFingerprint,
+    resource_fingerprint,
+)
+from graphcore.moe.resources import Resources, ResourceState
+from graphcore.moe.reverse_map import ReverseMap
+from graphcore.moe.sighting import SightedGroup
+from graphcore.moe.slot_pool import SlotPool
+from graphcore.moe.step_facts import Seen, Step, StepFacts
+from graphcore.moe.step_work import StepWork
+from graphcore.moe.witnesses import OwnersMatch, Witnesses
+
+
+class FactFinder:
+    """Finds out facts for one :class:`graphcore.moe.GraphReuse`.
+
+    Args:
+        driver: Where steps run.
+        manifests: What manifest holds.
+        counting: Plans are counted here.
+        owner: Whoever runs the steps.
+        rank: Of the process among those that share the experts.
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        manifests: ManifestRegistry,
+        counting: MoECounting,
+        owner: Hashable,
+        rank: int,
+    ) -> None:
+        self._driver = driver
+        self._device = driver.device_info()
+        self._manifests = manifests
+        self._counting = counting
+        self._owner = owner
+        self._rank = rank
+        self._coverage = CoverageTable()
+        self._seen: WeakKeyDictionary[StepWork, tuple[Hashable, Seen]] = WeakKeyDictionary()
+        self._maps: tuple[Published, ReverseMap] | None = None
+
+    def find(
+        self,
+        step: Step,
+        key: LookupKey,
+        entry: EntryState,
+        pool: SlotPool | None,
+        options: MoEOptions,
+        obstacle: str = "",
+    ) -> StepFacts:
+        """All about ``step``.
+
+        Args:
+            step: The call.
+            key: Of its variant.
+            entry: What is known of the variant.
+            pool: The slots.
+            options: What is switched on.
+            obstacle: Why the variant could not be captured as the step is now.
+
+        Raises:
+            ConfigurationError: A group that neither pool nor manifest has, or one without an
+                admission although its routes fit its slots.
+        """
+        published = self._manifests.current
+        admission = self._manifests.ownership.admission
+        seen = self.look(step.work, step.uid, pool, published)
+        semantic_key = 0 if step.certificate is None else step.certificate.semantic_key()
+        probed = probe(entry.properties, step.uid, semantic_key, step.work.records)
+        subject = self._subject(step, seen, published)
+        binding = bind(entry.plan, probed.probe, admission, subject, make_plan, self._counting)
+        plan, streams = binding.plan, self._streams(step, seen)
+        has_context = pool is not None and not pool.is_closed
+        resources = None
+        owners: tuple[object, ...] = ()
+        fingerprint: ResourceFingerprint | FingerprintRefusal | None = None
+        is_grouped = plan is not None and plan.outcome.is_grouped
+        if plan is not None and is_grouped and streams is not Streams.UNRESOLVED and has_context:
+            assert pool is not None
+            place = Place(self._driver.device, self._rank, self._handles(step, seen))
+            resources = pool_resources(pool, seen.groups, plan, place)
+            owners = owners_of(pool, seen.groups)
+            if not (probed.probe.is_same and entry.grouped):  # a replay is looked at later
+                fingerprint = self._fingerprint(step, seen, plan, resources)
+        witnesses = None if entry.capture is None else entry.capture.witnesses
+        call = CallFacts(
+            probed=probed,
+            binding=binding,
+            certificate=step.certificate,
+            graph_uid=step.uid,
+            generation=published.generation,
+            has_products=bool(subject.products),
+            has_context=has_context,
+            obstacle=step.work.obstacle or obstacle,
+            streams=streams,
+            fingerprint=fingerprint,
+            owners=OwnersMatch.NONE if witnesses is None else witnesses.compare(owners),
+            can_watch_owners=Witnesses.of(owners) is not None,
+            options=options,
+            driver=self._driver.name,
+            is_disabled=is_disabled(),
+        )
+        return StepFacts(step, key, call, seen, pool, resources, owners, published)
+
+    def certify(self, work: StepWork, pool: SlotPool | None) -> CoverageRecord | Uncertified:
+        """Notes which nodes of ``work`` are products of experts, as it is now."""
+        seen = self.look(work, work.uid, pool, self._manifests.current)
+        is_open = self._manifests.ownership.admission is Admission.OPEN
+        return self._coverage.certify(seen.look.nodes, _products(seen), is_open=is_open)
+
+    def look(self, work: StepWork, uid: int, pool: SlotPool | None, published: Published) -> Seen:
+        """The nodes and groups of ``work``; looked at again where one of the others changed."""
+        serial = None if pool is None or pool.is_closed else (id(pool), pool.serial)
+        stamp = (uid, serial, published.generation)
+        known = self._seen.get(work)
+        if uid and known is not None and known[0] == stamp:
+            return known[1]
+        manifest, groups = published.manifest, []
+        slots = {} if pool is None or pool.is_closed else pool.groups
+        named = [(use, manifest.group(use.group)) for use in work.groups]
+        banks = [(use, banks_of(use.group, slots.get(use.group), group)) for use, group in named]
+        found = work.look(banks)
+        for (use, each), places, (_, group) in zip(banks, found.places, named, strict=True):
+            held = slots.get(use.group)
+            if use.admission is None and held is not None and use.routes <= held.slots:
+                raise ConfigurationError(
+                    f"group {use.group}: expected an admission for {use.routes} routes, which its "
+                    f"{held.slots} slots serve, got none"
+                )
+            groups.append(SightedGroup(use, each, places, group))
+        seen = Seen(found, tuple(groups))
+        self._seen[work] = stamp, seen
+        return seen
+
+    def fingerprint(
+        self, facts: StepFacts, mine: Transaction
+    ) -> ResourceFingerprint | FingerprintRefusal | None:
+        """The fingerprint of now, during the step's own use of its groups."""
+        plan = facts.call.binding.plan
+        if facts.resources is None or plan is None:
+            return None
+        return self._fingerprint(facts.step, facts.seen, plan, facts.resources, mine)
+
+    # ---- helpers -------------------------------------------------------------------------------
+
+    def _subject(self, step: Step, seen: Seen, published: Published) -> PlanSubject:
+        products = _products(seen)
+        nodes = seen.look.nodes
+        record = self._coverage.recover(nodes)
+        if isinstance(record, Uncertified) and record.reason is UncertifiedReason.UNKNOWN:
+            # seen for the first time, or so long ago that its record made room for others
+            is_open = self._manifests.ownership.admission is Admission.OPEN
+            record = self._coverage.certify(nodes, products, is_open=is_open)
+        certificate = step.certificate
+        if certificate is not None and certificate.flaws():
+            certificate = None
+        return PlanSubject(
+            owner=self._owner,
+            nodes=nodes,
+            products=products,
+            sightings=tuple(
+                sighted.sighting(step.prompt_rows, certificate, self._device)
+                for sighted in seen.groups
+                if sighted.group is not None
+            ),
+            coverage=cover(record, nodes, products, self._reverse_map(published)),
+            published=published,
+            certificate=step.certificate,
+        )
+
+    def _reverse_map(self, published: Published) -> ReverseMap:
+        if self._maps is None or self._maps[0] is not published:
+            self._maps = published, ReverseMap(published.manifest)
+        return self._maps[1]
+
+    def _fingerprint(
+        self,
+        step: Step,
+        seen: Seen,
+        plan: ExpertPlan,
+        resources: Resources,
+        mine: Transaction | None = None,
+    ) -> ResourceFingerprint | FingerprintRefusal:
+        ownership = self._manifests.ownership
+        state = ResourceState(
+            outcome=plan.outcome,
+            admission=ownership.admission,
+            generation=ownership.generation,
+            stream=int(step.stream.handle),
+            groups=group_states(ownership, seen.groups, mine),
+        )
+        return resource_fingerprint(resources, state)
+
+    def _streams(self, step: Step, seen: Seen) -> Streams:
+        try:
+            handles = set(self._handles(step, seen))
+        except GraphcoreError:
+            return Streams.UNRESOLVED
+        return Streams.COHERENT if handles <= {int(step.stream.handle)} else Streams.INCOHERENT
+
+    def _handles(self, step: Step, seen: Seen) -> tuple[int, ...]:
+        own = step.stream.handle
+        given = (sighted.use.stream for sighted in seen.groups)
+        return tuple(
+            int(own if each is None else as_stream(self._driver, each).handle) for each in given
+        )
+
+
+def is_disabled() -> bool:
+    """Whether ``GRAPHCORE_DISABLE=1`` turns graphs off."""
+    return os.environ.get("GRAPHCORE_DISABLE") == "1"
+
+
+def _products(seen: Seen) -> tuple[ExpertProduct, ...]:
+    found = (product for sighted in seen.groups for product in sighted.products)
+    return tuple(sorted(found, key=lambda product: product.index))

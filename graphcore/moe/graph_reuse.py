@@ -1,0 +1,333 @@
+"""GraphReuse: runs steps of a model with experts in slots, through graphs where that is safe.
+
+A step warms up, is captured, and is replayed for as long as everything behind its graph is provably
+what it was; each call says what it did and why. One thread at a time; the manifest alone is locked.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from types import TracebackType
+from typing import Any
+
+from graphcore.driver import Driver, Stream, as_stream
+from graphcore.driver.kept import default_driver
+from graphcore.errors import LifecycleError
+from graphcore.interop import current_stream
+from graphcore.moe.certificate import Certificate, CertificateFlag
+from graphcore.moe.counters import MoECounters
+from graphcore.moe.coverage import CoverageRecord, Uncertified
+from graphcore.moe.fact_finder import FactFinder, is_disabled
+from graphcore.moe.fast_replay import FastReplay
+from graphcore.moe.graph_uids import GraphUids
+from graphcore.moe.lookup_key import LookupKey
+from graphcore.moe.manifest_registry import ManifestRegistry
+from graphcore.moe.names import Kind, Namespace, Phase, RowSemantics
+from graphcore.moe.options import MoEOptions, OptionSetting, ResolvedOptions, resolve_options
+from graphcore.moe.slot_pool import SlotPool
+from graphcore.moe.step_facts import Step
+from graphcore.moe.step_log import Observer, StepLog
+from graphcore.moe.step_record import StepRecord, StepResult, StepTotals
+from graphcore.moe.step_running import Given, StepRunning
+from graphcore.moe.step_work import StepWork
+from graphcore.moe.variant_table import Variant, VariantTable
+from graphcore.resources.driver_argument import checked_driver
+from graphcore.reuse import Eviction, GraphCache
+
+_numbers = itertools.count(1)
+_Fast = tuple[int, int, "Phase | None"]
+
+
+class GraphReuse:
+    """Steps and the graphs of their variants.
+
+    Args:
+        driver: Where steps run; None: the pool's, else what :func:`graphcore.open_driver` opens.
+        pool: The slots of the experts; None: no step has any.
+        manifests: Which manifest holds, and who uses its groups; None: a registry of its own, with
+            no manifest, so that steps with experts are staged.
+        decode_boundary_overlap: 0 or 1: a changed decode graph may update the captured executable.
+        decode_overlap: 0 or 1: see :func:`graphcore.moe.decode_overlap.overlap_obstacles`.
+        command_line: The same two, as the command has them; a keyword beats it, and it beats the
+            environment (``GRAPHCORE_DECODE_BOUNDARY_OVERLAP``, ``GRAPHCORE_DECODE_OVERLAP``).
+        max_entries: Graphs that stay captured; None is no limit.
+        max_bytes: Bytes of all of them; None is no limit.
+        idle_seconds: Seconds after which one that no step used goes; None: never.
+        clock: Gives seconds, for ``idle_seconds``.
+        owner: Whoever runs the steps, by a content that stays; None: a name of its own.
+        rank: Of the process among those that share the experts.
+        patience_seconds: How long a step that must not touch the slots just now, and has no staged
+            way, waits for them.
+        observers: Called with a :class:`StepRecord` after each call.
+
+    Attributes:
+        pool: The slots; another pool may be put there, and what was captured over the old one is
+            not replayed.
+        manifests: Which manifest holds.
+        options: What is switched on, and where that was said.
+        driver: Where steps run.
+
+    Raises:
+        ConfigurationError: A limit or an option that is none; a pool of another driver.
+    """
+
+    def __init__(  # noqa: PLR0913  (each is a choice of its own)
+        self,
+        *,
+        driver: Driver | None = None,
+        pool: SlotPool | None = None,
+        manifests: ManifestRegistry | None = None,
+        decode_boundary_overlap: object = None,
+        decode_overlap: object = None,
+        command_line: Mapping[str, object] | None = None,
+        max_entries: int | None = 64,
+        max_bytes: int | None = None,
+        idle_seconds: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        owner: Hashable = None,
+        rank: int = 0,
+        patience_seconds: float = 10.0,
+        observers: Iterable[Observer] = (),
+    ) -> None:
+        if driver is None:
+            driver = default_driver() if pool is None else pool.driver
+        self.driver = checked_driver(driver)
+        self.manifests = ManifestRegistry() if manifests is None else manifests
+        self.pool = pool
+        number = next(_numbers)
+        self.owner: Hashable = f"reuse {number}" if owner is None else owner
+        self._owner_number, self._rank = number, rank
+        keywords = {
+            "decode_boundary_overlap": decode_boundary_overlap,
+            "decode_overlap": decode_overlap,
+        }
+        self.options: ResolvedOptions = resolve_options(keywords, command_line)
+        self._effective, self.options_refused = self.options.options.effective(self.driver.name)
+        self._setting = OptionSetting(self._effective)
+        self._log = StepLog(observers)
+        self._table = VariantTable(
+            self.driver,
+            max_entries=max_entries,
+            max_bytes=max_bytes,
+            idle_seconds=idle_seconds,
+            clock=clock,
+            forget=self._forget,
+        )
+        self._finder = FactFinder(self.driver, self.manifests, self._log.counting, self.owner, rank)
+        self._running = StepRunning(
+            self._finder,
+            self._table,
+            self._log,
+            self.manifests.ownership,
+            self.owner,
+            self._effective,
+            patience_seconds,
+        )
+        self._fast: dict[_Fast, FastReplay] = {}
+        self._uids = GraphUids()
+        self._is_closed = False
+
+    # ---- running -------------------------------------------------------------------------------
+
+    def run(
+        self,
+        work: StepWork,
+        certificate: Certificate | None = None,
+        *,
+        stream: Any = None,
+        phase: Phase | None = None,
+        prompt_rows: int = 0,
+    ) -> StepResult:
+        """Runs one step, exactly once; returns when its work is on the stream.
+
+        Args:
+            work: What runs.
+            certificate: What it claims to be; None: an ordinary decode step of independent rows.
+            stream: Anything that is a stream; None: the current one.
+            phase: What it is found by; None: a prompt where any row belongs to one.
+            prompt_rows: How many of its rows belong to prompts.
+
+        Returns:
+            What it did and why.
+
+        Raises:
+            LifecycleError: It failed before anything was launched (required work that cannot be
+                prepared, a corrupt plan), this is closed, or slots that must not be touched were
+                not free in time.
+            Exception: What the work or the driver raised, with a note that says what was decided.
+                The next call is right.
+        """
+        fast = self._fast.get((id(work), prompt_rows, phase))
+        if fast is not None:
+            result = self._replay(fast, work, certificate, stream)
+            if result is not None:
+                return result
+        self._refuse_closed()
+        self._setting.fix()
+        target = self._stream(stream)
+        chosen = phase or (Phase.PROMPT if prompt_rows else Phase.DECODE)
+        uid = work.uid
+        claimed = self.certificate(work) if certificate is None and work.groups else certificate
+        step = Step(work, claimed, target, chosen, prompt_rows, uid)
+        key = LookupKey.of(
+            work.identity,
+            work.extents,
+            claimed,
+            phase=chosen,
+            capabilities=work.capabilities,
+            device=self.driver.device,
+            rank=self._rank,
+        )
+        result, replay = self._running.run(step, key, self.pool, Given(certificate, stream))
+        if replay is not None:
+            self._fast[id(work), prompt_rows, phase] = replay
+        return result
+
+    def certificate(
+        self,
+        work: StepWork,
+        *,
+        namespace: Namespace = Namespace.MAIN,
+        row_semantics: RowSemantics = RowSemantics.INDEPENDENT,
+        sequences: int | None = None,
+        required: bool = False,
+    ) -> Certificate:
+        """The claim that ``work``, as it is now, is such a step.
+
+        Args:
+            work: What runs.
+            namespace: Whose step it is.
+            row_semantics: What its rows are to each other.
+            sequences: That its rows belong to; None: as many as rows.
+            required: Whether a shortfall is an error. Such a claim holds for this very state of
+                ``work``; after a change it has to be made anew.
+        """
+        rows = work.rows
+        return Certificate(
+            namespace,
+            row_semantics,
+            rows,
+            rows if sequences is None else sequences,
+            owner=self._owner_number,
+            owner_generation=1,
+            source_uid=self._uids.of(work, "source"),
+            graph_uid=work.uid,
+            device=self.driver.device,
+            rank=self._rank,
+            flags=int(CertificateFlag.REQUIRED) if required else 0,
+        )
+
+    def certify(self, work: StepWork) -> CoverageRecord | Uncertified:
+        """Notes which nodes of ``work``, as it is now, are products of experts.
+
+        A step is certified when it is first seen. One whose nodes changed in place is not covered
+        any more, runs without a graph, and has to be certified again.
+        """
+        return self._finder.certify(work, self.pool)
+
+    # ---- what there is -------------------------------------------------------------------------
+
+    @property
+    def counters(self) -> MoECounters:
+        """What was done since the start."""
+        return self._log.counting.snapshot()
+
+    @property
+    def totals(self) -> dict[Kind, StepTotals]:
+        """Calls and host seconds of each kind."""
+        return self._log.totals
+
+    @property
+    def records(self) -> tuple[StepRecord, ...]:
+        """The newest 256 calls but replays of what is unchanged, oldest first."""
+        return tuple(self._log.records)
+
+    @property
+    def observers(self) -> list[Observer]:
+        """Called with each :class:`StepRecord`; add and remove at will."""
+        return self._log.observers
+
+    @property
+    def departures(self) -> tuple[Eviction, ...]:
+        """The newest graphs that made room, lay idle or were asked for, with the reasons."""
+        return tuple(self._table.departures)
+
+    @property
+    def cache(self) -> GraphCache:
+        """Holds the graphs; its ``repr`` is a table of them."""
+        return self._table.cache
+
+    @property
+    def variants(self) -> tuple[Variant, ...]:
+        """What is known of each variant."""
+        return tuple(self._table)
+
+    @property
+    def effective_options(self) -> MoEOptions:
+        """What holds with this driver; ``options_refused`` says why that is less than asked for."""
+        return self._effective
+
+    # ---- the end -------------------------------------------------------------------------------
+
+    def release(self) -> None:
+        """Gives up every graph; the next step of each variant begins anew."""
+        self._refuse_closed()
+        for variant in self._table:
+            self._running.release(variant)
+
+    def close(self) -> None:
+        """Gives up every graph and waits for the launches that run; a second call does nothing."""
+        if not self._is_closed:
+            self._table.close()
+            self._fast.clear()
+            self._is_closed = True
+
+    def __enter__(self) -> GraphReuse:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        if self._is_closed:
+            return "<GraphReuse closed>"
+        counters = self.counters
+        return (
+            f"<GraphReuse {self.driver.name}:{self.driver.device}, {counters.calls} steps, "
+            f"{counters.replays} of them replays, {len(self.cache)} graphs>"
+        )
+
+    # ---- helpers -------------------------------------------------------------------------------
+
+    def _replay(
+        self, fast: FastReplay, work: StepWork, certificate: Certificate | None, stream: Any
+    ) -> StepResult | None:
+        """The replay that the last call came to; None where it has to be looked at."""
+        if stream is not fast.given_stream or is_disabled():
+            return None
+        if stream is None and current_stream(self.driver) != fast.handle:
+            return None
+        if fast.pool is not None and fast.pool is not self.pool:
+            return None
+        if not fast.holds(work, certificate, self.manifests.current):
+            return None
+        return self._running.replay(fast)
+
+    def _stream(self, stream: Any) -> Stream:
+        return as_stream(self.driver, current_stream(self.driver) if stream is None else stream)
+
+    def _forget(self, variant: Variant) -> None:
+        gone = [key for key, fast in self._fast.items() if fast.variant is variant]
+        for key in gone:
+            del self._fast[key]
+
+    def _refuse_closed(self) -> None:
+        if self._is_closed:
+            raise LifecycleError("GraphReuse: expected an open one, got a closed one")

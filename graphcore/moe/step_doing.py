@@ -1,0 +1,214 @@
+"""StepDoing: does what was decided, in the order of driver_steps, and says what failed where.
+
+What is known of a variant is written down as soon as its executable is what was captured, before
+the launch: whatever fails then, the next call finds the truth. A capture is made while the device
+is at the step before: nothing here waits for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from time import perf_counter
+
+from graphcore.errors import CapacityError, CaptureError, CudaError, LifecycleError
+from graphcore.executable import Graph, UpdateStatus
+from graphcore.moe.decision import Decision
+from graphcore.moe.entry_state import CaptureState
+from graphcore.moe.names import Kind, Way
+from graphcore.moe.reasons import Reason
+from graphcore.moe.resource_fingerprint import ResourceFingerprint
+from graphcore.moe.settling import Failure, fail, settle
+from graphcore.moe.step_facts import StepFacts
+from graphcore.moe.step_record import StepSeconds
+from graphcore.moe.variant_table import Variant, VariantTable
+from graphcore.moe.witnesses import Witnesses
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One call while it is done.
+
+    Args:
+        facts: What is known of it.
+        variant: Its variant.
+        decision: What it does; another one where something came between.
+        fingerprint: Of its resources, taken under the lock.
+        failure: What it is where something raises now; None: nothing has begun.
+        seconds: Host seconds of each part.
+    """
+
+    facts: StepFacts
+    variant: Variant
+    decision: Decision
+    fingerprint: ResourceFingerprint | None = None
+    failure: Failure | None = None
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def part(self, name: str, failure: Failure) -> Iterator[None]:
+        """A part of it: its time counts under ``name``, and what raises in it is ``failure``."""
+        self.failure = failure
+        start = perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + perf_counter() - start
+
+    @property
+    def times(self) -> StepSeconds:
+        """Its host seconds so far."""
+        return StepSeconds(**self.seconds)
+
+    def commit(self, captured: CaptureState | None = None) -> None:
+        """Writes down what is known of the variant."""
+        self.variant.state = settle(self.variant.state, self.decision, self.facts.call, captured)
+
+
+class NotCapturableError(Exception):
+    """No graph of the step can be made as it is; the step can still run."""
+
+
+class StepDoing:
+    """Does what attempts have decided.
+
+    Args:
+        table: Holds the executables.
+        rows_by_kernel: Whether float32 copies with a step between rows become kernels in captures.
+        destroys_late: Whether an old description goes behind the launch of the new one.
+    """
+
+    def __init__(
+        self, table: VariantTable, *, rows_by_kernel: bool = False, destroys_late: bool = False
+    ) -> None:
+        self._table = table
+        self._rows_by_kernel = rows_by_kernel
+        self._destroys_late = destroys_late
+
+    def do(self, attempt: Attempt) -> None:
+        """Does what was decided and writes down what is known then; raises what failed."""
+        kind = attempt.decision.kind
+        if kind in (Kind.CAPTURE, Kind.UPDATE):
+            try:
+                (self._capture if kind is Kind.CAPTURE else self._update)(attempt)
+                return
+            except NotCapturableError as error:
+                # nothing was launched, and the captured work has not run
+                attempt.decision = attempt.decision.turned(Reason.NOT_CAPTURABLE, str(error))
+                attempt.variant.obstacle = attempt.facts.step.uid, str(error)
+                if not attempt.variant.state.after(attempt.decision.retention).capture:
+                    self._table.drop(attempt.variant)
+        if kind is Kind.REPLAY:
+            self._launch(attempt)
+        else:
+            self._run(attempt)
+        attempt.commit()
+
+    # ---- without a graph -----------------------------------------------------------------------
+
+    def _run(self, attempt: Attempt) -> None:
+        work, stream = attempt.facts.step.work, attempt.facts.step.stream
+        with attempt.part("launch", Failure.EVALUATOR):
+            if attempt.decision.way is Way.STAGED and work.has_staged:
+                work.run_staged(stream)
+            else:
+                work.run(stream)
+
+    # ---- with a graph --------------------------------------------------------------------------
+
+    def _launch(self, attempt: Attempt) -> None:
+        use = attempt.variant.use
+        assert use is not None, attempt.variant
+        with attempt.part("launch", Failure.DRIVER):
+            use.executable.launch(attempt.facts.step.stream)
+        use.note()
+
+    def _capture(self, attempt: Attempt) -> None:
+        def build() -> Graph:
+            graph = self._captured(attempt)
+            attempt.failure = Failure.DRIVER
+            return graph
+
+        with attempt.part("update", Failure.DRIVER):
+            try:
+                self._table.capture(attempt.variant, build)
+            except CapacityError as error:
+                raise NotCapturableError(str(error)) from error
+        attempt.seconds["update"] -= attempt.seconds["capture"]  # which has a time of its own
+        attempt.commit(_captured_state(attempt))
+        self._launch(attempt)
+
+    def _update(self, attempt: Attempt) -> None:
+        graph = self._captured(attempt)
+        try:
+            with attempt.part("update", Failure.DRIVER):
+                renewal = self._table.renew(attempt.variant, graph)
+                outcome = renewal.outcome
+                if not outcome.is_current:
+                    raise LifecycleError(f"update: {outcome}")
+        except BaseException:
+            graph.close()
+            raise
+        if outcome.status is UpdateStatus.REINSTANTIATED:
+            state = attempt.variant.state
+            attempt.decision, _ = fail(
+                state, attempt.decision, Failure.UPDATE_REFUSED, outcome.reason
+            )
+        attempt.commit(_captured_state(attempt))
+        former = renewal.former
+        assert former is not None
+        if not self._destroys_late:
+            with attempt.part("cleanup", Failure.DRIVER):
+                former.close()
+        try:
+            self._launch(attempt)
+        finally:
+            with attempt.part("cleanup", attempt.failure or Failure.DRIVER):
+                former.close()
+
+    def _captured(self, attempt: Attempt) -> Graph:
+        """The graph of the step.
+
+        Raises:
+            NotCapturableError: It does something that no capture allows.
+        """
+        step = attempt.facts.step
+        try:
+            with attempt.part("capture", Failure.EVALUATOR):
+                return step.work.capture(step.stream, rows_by_kernel=self._rows_by_kernel)
+        except CaptureError as error:
+            if error.code is None or "STREAM_CAPTURE" in error.code:
+                raise NotCapturableError(str(error)) from error
+            attempt.failure = Failure.DRIVER
+            raise
+        except CudaError:
+            attempt.failure = Failure.DRIVER
+            raise
+
+
+def _captured_state(attempt: Attempt) -> CaptureState:
+    call, plan = attempt.facts.call, attempt.decision.plan
+    if attempt.fingerprint is None or plan is None:
+        return CaptureState(is_grouped=False)
+    return CaptureState(
+        is_grouped=True,
+        phase=plan.phase,
+        semantic_key=call.semantic_key,
+        generation=call.generation,
+        fingerprint=attempt.fingerprint,
+        witnesses=Witnesses.of(attempt.facts.owners),
+    )
+
+
+def failed(attempt: Attempt, error: BaseException, table: VariantTable) -> Decision:
+    """What the call comes to after ``error``; what is known of its variant is written down."""
+    variant = attempt.variant
+    failure = attempt.failure or Failure.DRIVER
+    lost = variant.use is not None and variant.use.executable.is_closed
+    detail = f"{type(error).__name__}: {error}"
+    decision, state = fail(variant.state, attempt.decision, failure, detail, lost=lost)
+    if state.capture is None:
+        table.drop(variant)
+    variant.state = state
+    return decision

@@ -1,0 +1,309 @@
+"""StepRunning: one call from its facts to its record: decided, entered, looked at again, done.
+
+Slots and graphs of experts are used under a lease and exclusively; the last look before that and
+the lease itself are one under the lock of the manifest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import replace
+from time import perf_counter
+from typing import Any, NamedTuple
+
+from graphcore.moe.activation import ActivationFacts, activate
+from graphcore.moe.certificate import Certificate
+from graphcore.moe.decision import Decision
+from graphcore.moe.entry_state import EntryState
+from graphcore.moe.fact_finder import FactFinder
+from graphcore.moe.fast_replay import FastReplay, fast_replay
+from graphcore.moe.lookup_key import LookupKey
+from graphcore.moe.names import Kind, PlanOutcome, Way
+from graphcore.moe.options import MoEOptions
+from graphcore.moe.ownership import Ownership, Refusal, Transaction
+from graphcore.moe.reasons import Reason, Retention
+from graphcore.moe.resource_fingerprint import ResourceFingerprint
+from graphcore.moe.settling import Failure, fail
+from graphcore.moe.slot_pool import SlotPool
+from graphcore.moe.slots_wait import SlotsWait
+from graphcore.moe.state_machine import decide
+from graphcore.moe.step_doing import Attempt, StepDoing, failed
+from graphcore.moe.step_facts import Step
+from graphcore.moe.step_log import StepLog
+from graphcore.moe.step_record import StepRecord, StepResult, StepSeconds
+from graphcore.moe.variant_table import Variant, VariantTable
+from graphcore.moe.witnesses import OwnersMatch
+
+
+class Given(NamedTuple):
+    """What a caller gave, as it was given: certificate and stream."""
+
+    certificate: Certificate | None
+    stream: Any
+
+
+class StepRunning:
+    """Runs the steps of one :class:`graphcore.moe.GraphReuse`.
+
+    Args:
+        finder: Finds out facts.
+        table: Holds what is known of variants.
+        log: The books.
+        ownership: Of the groups.
+        owner: Whoever runs the steps.
+        options: What is switched on.
+        patience_seconds: How long slots are waited for where there is no staged way.
+    """
+
+    def __init__(
+        self,
+        finder: FactFinder,
+        table: VariantTable,
+        log: StepLog,
+        ownership: Ownership,
+        owner: Hashable,
+        options: MoEOptions,
+        patience_seconds: float,
+    ) -> None:
+        self._finder = finder
+        self._table = table
+        self._log = log
+        self._ownership = ownership
+        self._owner = owner
+        self._options = options
+        overlaps = options.decode_boundary_overlap
+        self._doing = StepDoing(table, rows_by_kernel=overlaps, destroys_late=overlaps)
+        self._wait = SlotsWait(ownership, owner, patience_seconds)
+
+    # ---- a call --------------------------------------------------------------------------------
+
+    def run(
+        self, step: Step, key: LookupKey, pool: SlotPool | None, given: Given
+    ) -> tuple[StepResult, FastReplay | None]:
+        """What the call came to, and what the next one comes to at once; raises what failed."""
+        variant = self._table.of(key)
+        self._drop_stale(variant)
+        obstacle = variant.obstacle_of(step.uid)
+        facts = self._finder.find(step, key, variant.state, pool, self._options, obstacle)
+        before = variant.state
+        attempt = Attempt(facts, variant, decide(before, facts.call))
+        self._count_switches(before, attempt.decision)
+        transaction: Transaction | None = None
+        replay = None
+        try:
+            transaction = self._enter(attempt)
+            self._retain(attempt)
+            if attempt.decision.kind is Kind.FAILED:
+                attempt.commit()
+                raise attempt.decision.error()
+            transaction = self._prepare(attempt, transaction)
+            self._doing.do(attempt)
+            replay = self._next(attempt, given, transaction)
+            if transaction is not None:
+                attempt.failure = Failure.FINISH
+                self._ownership.leave(transaction)
+        except BaseException as error:
+            self._fail(attempt, error)
+            raise
+        finally:
+            if transaction is not None:
+                self._ownership.leave(transaction)
+        return self._note(attempt), replay
+
+    def release(self, variant: Variant) -> None:
+        """Gives up the graph of a variant, which begins anew."""
+        variant.state = EntryState()
+        self._table.drop(variant)
+
+    def _drop_stale(self, variant: Variant) -> None:
+        """Gives up a graph whose executable refuses to launch: memory that it works on has gone."""
+        use = variant.use
+        if use is not None and (use.executable.is_closed or use.executable.marked is not None):
+            variant.state = replace(variant.state.after(Retention.RESET), capture=None)
+            self._table.drop(variant)
+
+    # ---- before --------------------------------------------------------------------------------
+
+    def _enter(self, attempt: Attempt) -> Transaction | None:
+        """The last look under the lock; the exclusive use of the groups, where it is needed."""
+        decision, facts = attempt.decision, attempt.facts
+        plan = decision.plan
+        if decision.way not in (Way.GRAPH, Way.DIRECT) or not facts.seen.groups:
+            return None
+        if plan is None or plan.outcome is PlanOutcome.ORDINARY or facts.pool is None:
+            return None
+        names, ownership = facts.seen.names, self._ownership
+        with ownership.locked():
+            entered = ownership.enter(self._owner, names, facts.call.generation)
+            if isinstance(entered, Refusal):
+                seen = ActivationFacts(refusal=entered)
+                attempt.decision = activate(attempt.variant.state, decision, seen)
+                return None
+            try:
+                self._activate(attempt, entered)
+            except BaseException:
+                ownership.leave(entered)
+                raise
+        if attempt.decision.way in (Way.GRAPH, Way.DIRECT):
+            return entered
+        ownership.leave(entered)
+        return None
+
+    def _activate(self, attempt: Attempt, entered: Transaction) -> None:
+        facts, state = attempt.facts, attempt.variant.state
+        if attempt.decision.way is not Way.GRAPH:
+            return
+        found = self._finder.fingerprint(facts, entered)
+        decided = facts.call.fingerprint
+        witnesses = None if state.capture is None else state.capture.witnesses
+        owners = OwnersMatch.NONE if witnesses is None else witnesses.compare(facts.owners)
+        # the device renumbers its clock by itself, so that it neither stops nor runs out
+        attempt.decision = activate(
+            state,
+            attempt.decision,
+            ActivationFacts(fingerprint=found, owners=owners),
+            decided if isinstance(decided, ResourceFingerprint) else None,
+        )
+        attempt.fingerprint = found if isinstance(found, ResourceFingerprint) else None
+
+    def _retain(self, attempt: Attempt) -> None:
+        """Lets go of the graph that the decision gives up, before anything is done."""
+        variant = attempt.variant
+        state = variant.state
+        if state.capture is not None and state.after(attempt.decision.retention).capture is None:
+            self._table.drop(variant)
+
+    def _prepare(self, attempt: Attempt, transaction: Transaction | None) -> Transaction | None:
+        """Slots as steps expect them; waits for them where only they can do the work."""
+        facts, decision = attempt.facts, attempt.decision
+        pool, names = facts.pool, facts.seen.names
+        if decision.way is Way.STAGED and not facts.step.work.has_staged:
+            # whoever does not say how to do without slots gets them, without a graph
+            transaction = self._wait.enter(names, decision) if pool is not None else None
+            detail = "; ".join(filter(None, (decision.detail, "there is no staged way")))
+            attempt.decision = replace(decision, way=Way.DIRECT, detail=detail)
+        if pool is not None and names and attempt.decision.way is not Way.STAGED:
+            attempt.failure = Failure.DRIVER
+            if not pool.is_settled:
+                for name in names:
+                    pool.settle(name)
+                self._log.counting.add("rollback")
+            pool.order.enter(facts.step.stream)
+        return transaction
+
+    # ---- after ---------------------------------------------------------------------------------
+
+    def _next(
+        self, attempt: Attempt, given: Given, transaction: Transaction | None
+    ) -> FastReplay | None:
+        decision = attempt.decision
+        if not decision.uses_graph:
+            return None
+        replayed = replace(
+            decision, kind=Kind.REPLAY, reason=Reason.UNCHANGED, detail="", retention=Retention.KEEP
+        )
+        epochs = () if transaction is None else transaction.lease.epochs
+        return fast_replay(attempt.facts, attempt.variant, replayed, given, epochs)
+
+    def _fail(self, attempt: Attempt, error: BaseException) -> None:
+        decision = attempt.decision
+        if decision.kind is not Kind.FAILED:
+            attempt.decision = failed(attempt, error, self._table)
+            error.add_note(f"the step was to {decision}; now {attempt.decision}")
+        self._note(attempt)
+
+    def _note(self, attempt: Attempt) -> StepResult:
+        decision, facts = attempt.decision, attempt.facts
+        result = StepResult(
+            decision.kind,
+            decision.reason,
+            decision.detail,
+            decision.way,
+            attempt.times,
+            facts.key,
+        )
+        self._log.number += 1
+        self._log.note(self._record(result, facts.step, facts.published.generation), decision)
+        return result
+
+    def _record(self, result: StepResult, step: Step, generation: int) -> StepRecord:
+        number = self._log.number
+        return StepRecord(result, number, step.uid, step.certificate, step.phase, generation)
+
+    def _count_switches(self, before: EntryState, decision: Decision) -> None:
+        if before.plan is None or decision.plan is None or before.plan is decision.plan:
+            return
+        old = {each.sighting.group: each.strategy for each in before.plan.groups}
+        new = {each.sighting.group: each.strategy for each in decision.plan.groups}
+        count = sum(old.get(name, strategy) is not strategy for name, strategy in new.items())
+        if count:
+            self._log.counting.add("strategy_switches", count=count)
+
+    # ---- a replay that is known to be one ------------------------------------------------------
+
+    def replay(self, fast: FastReplay) -> StepResult | None:
+        """Launches ``fast`` once more; None where its groups are not to be had at once."""
+        transaction: Transaction | None = None
+        ownership = self._ownership
+        if fast.names:
+            entered = ownership.enter(self._owner, fast.names, fast.published.generation)
+            if isinstance(entered, Refusal):
+                return None
+            transaction = entered
+            if transaction.lease.epochs != fast.epochs:
+                ownership.leave(transaction)
+                return None
+        start = perf_counter()
+        try:
+            fast.executable.launch(fast.stream)
+        except BaseException as error:
+            self._replay_failed(fast, error)
+            raise
+        finally:
+            if transaction is not None:
+                ownership.leave(transaction)
+        seconds = perf_counter() - start
+        self._table.sweep(fast.use.note())
+        log = self._log
+        log.note_replay(seconds, len(fast.names))
+        decision = fast.decision
+        result = StepResult(
+            decision.kind,
+            decision.reason,
+            "",
+            decision.way,
+            StepSeconds(0.0, 0.0, seconds, 0.0),
+            fast.variant.key,
+        )
+        if log.observers:
+            log.tell(
+                StepRecord(
+                    result,
+                    log.number,
+                    fast.uid,
+                    fast.certificate,
+                    fast.phase,
+                    fast.published.generation,
+                )
+            )
+        return result
+
+    def _replay_failed(self, fast: FastReplay, error: BaseException) -> None:
+        detail = f"{type(error).__name__}: {error}"
+        variant = fast.variant
+        decision, variant.state = fail(variant.state, fast.decision, Failure.DRIVER, detail)
+        self._log.counting.add("plan_calls", "plan_reuses")
+        result = StepResult(
+            decision.kind, decision.reason, detail, decision.way, StepSeconds(), variant.key
+        )
+        self._log.number += 1
+        record = StepRecord(
+            result,
+            self._log.number,
+            fast.uid,
+            fast.certificate,
+            fast.phase,
+            fast.published.generation,
+        )
+        self._log.note(record, decision)
+        error.add_note(f"the step was to {fast.decision}; now {decision}")

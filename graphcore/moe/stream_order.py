@@ -1,0 +1,40 @@
+"""StreamOrder: steps over one pool of slots one after the other, whatever streams they are on.
+
+Steps of one stream are in order by themselves and cost nothing; a step on another stream first
+waits, on the device, for all that the last one's stream had by then.
+"""
+
+from __future__ import annotations
+
+from graphcore.driver import Driver, Stream
+from graphcore.driver.records import StreamHandle
+from graphcore.errors import CudaError, LifecycleError
+
+
+class StreamOrder:
+    """The stream of the newest step. For whoever uses the slots exclusively; not locked."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self._last: Stream | None = None
+        self.handle: StreamHandle | None = None
+        """Of the newest step; None before the first."""
+
+    def enter(self, stream: Stream) -> None:
+        """Orders what follows on ``stream`` behind the steps before.
+
+        Raises:
+            CudaError: The driver refused; the order is as before.
+        """
+        last = self._last
+        if last is None or last.handle == stream.handle:
+            self._last, self.handle = stream, stream.handle
+            return
+        try:
+            event = last.record()
+        except (CudaError, LifecycleError):
+            # the last one's stream is gone, and its work may not be over
+            self._driver.synchronize()
+        else:
+            stream.wait(event)
+        self._last, self.handle = stream, stream.handle
