@@ -66,8 +66,9 @@ def our_private_buckets(driver: Driver, subject: Subject, wait: Wait) -> Found:
 def torch_buckets(driver: Driver, subject: Subject, wait: Wait) -> Found:
     """Bytes taken by graphs of torch with a static cache each, in one pool of torch."""
     sizes = [replace(subject, capacity=each) for each in reversed(_capacities(driver))]
-    for each in sizes:
-        HandStep(each).decode()
+    with torch.no_grad():
+        for each in sizes:
+            HandStep(each).decode()
     keep = _one_graph(driver, subject)
     wait()
     before = Reading.of(driver)
@@ -144,6 +145,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     turn = Turn()
     is_emulated = device == "emulated"
     chosen = open_driver("emulated") if is_emulated else open_driver("cuda", device=int(device))
+    if not is_emulated:
+        torch.cuda.set_device(chosen.device)
     subject = subject_of(MODEL, chosen)
     turn.give({**ARRANGEMENTS[name](chosen, subject, turn.wait), "weights": subject.weights})
 
