@@ -121,6 +121,10 @@ if TYPE_CHECKING:
     from graphcore.moe.resource_fingerprint import (
         ResourceFingerprint,
     )
+    from graphcore.moe.sibling_prefetch import (
+        PrefetchTotals,
+        SiblingPrefetch,
+    )
     from graphcore.moe.slot_experts import (
         SlotExperts,
     )
@@ -194,6 +198,7 @@ _homes = {
     "PlanOutcome": _names,
     "PlanStep": "graphcore.moe.plan_step",
     "Precondition": "graphcore.moe.boundary_update",
+    "PrefetchTotals": "graphcore.moe.sibling_prefetch",
     "ProductOptions": "graphcore.moe.product_options",
     "ProductsPlans": "graphcore.moe.products_plan",
     "Publication": "graphcore.moe.manifest_registry",
@@ -208,6 +213,7 @@ _homes = {
     "Retention": "graphcore.moe.reasons",
     "Role": _names,
     "RowSemantics": _names,
+    "SiblingPrefetch": "graphcore.moe.sibling_prefetch",
     "SlotAdmission": "graphcore.moe.admission",
     "SlotDecision": "graphcore.moe.oracle",
     "SlotExperts": "graphcore.moe.slot_experts",
@@ -270,6 +276,7 @@ __all__ = [
     "PlanOutcome",
     "PlanStep",
     "Precondition",
+    "PrefetchTotals",
     "ProductOptions",
     "ProductsPlans",
     "Publication",
@@ -284,6 +291,7 @@ __all__ = [
     "Retention",
     "Role",
     "RowSemantics",
+    "SiblingPrefetch",
     "SlotAdmission",
     "SlotDecision",
     "SlotExperts",

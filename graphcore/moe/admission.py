@@ -61,6 +61,7 @@ class SlotAdmission:
         name: Of the group.
         ids: int32 or int64 [rows, top_k] on the device: the router's choice, at a fixed address.
         weights: float32, float16 or bfloat16 [rows, top_k]: what ``outputs["scale"]`` is made of.
+        counts: ``totals`` and ``fault`` of its own; None: its steps count as the group's.
 
     Attributes:
         outputs: What the grouped product takes (``offsets``, ``slots``, ``gather``, ``scatter``,
@@ -77,7 +78,15 @@ class SlotAdmission:
         CudaError: Out of memory.
     """
 
-    def __init__(self, pool: SlotPool, name: str, ids: Any, *, weights: Any = None) -> None:
+    def __init__(
+        self,
+        pool: SlotPool,
+        name: str,
+        ids: Any,
+        *,
+        weights: Any = None,
+        counts: Mapping[str, Buffer] | None = None,
+    ) -> None:
         if active.current() is not None:
             raise CaptureError("SlotAdmission: not while a graph is captured; make it before")
         group = pool[name]
@@ -89,9 +98,8 @@ class SlotAdmission:
         self._static = StaticTensors(pool.driver, shapes)
         self.outputs: Mapping[str, Buffer] = self._static.tensors
         self._gather = group.gather
-        self._plan = route_plan.plan(
-            ids, group.tables.tensors, self.outputs, weights=weights, policy=pool.policy
-        )
+        tables = {**group.tables.tensors, **(counts or {})}
+        self._plan = route_plan.plan(ids, tables, self.outputs, weights=weights, policy=pool.policy)
 
     @property
     def plan_buffer(self) -> Buffer:

@@ -190,6 +190,13 @@ class SlotPool:
         """What the steps of a group came to since it was made or reset, after all work."""
         return self.state(name).totals
 
+    def copied_nbytes(self, name: str) -> int:
+        """Bytes that the misses of a group's steps have copied since it was made or reset.
+
+        Without what was copied ahead: ``SiblingPrefetch.totals``.
+        """
+        return self.totals(name).misses * self[name].expert_nbytes
+
     def fault(self, name: str) -> SlotFault:
         """The first step of a group that was refused, and how many were, after all work."""
         return self.state(name).fault

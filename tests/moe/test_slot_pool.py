@@ -57,6 +57,13 @@ def test_bytes_are_those_of_rows_and_tables(model):
     assert model.pool.nbytes == 2 * group.nbytes
 
 
+def test_bytes_that_were_copied_are_those_of_the_misses(model):
+    run(model, 7)
+    row = sum(4 * int(numpy.prod(shape)) for shape in BANKS.values())
+    for name, oracle in model.oracles.items():
+        assert model.pool.copied_nbytes(name) == oracle.misses * row > 0
+
+
 def test_addresses_stay_through_steps_and_a_reset(model):
     before = {name: tensor.address for name, tensor in model.pool.named_tensors().items()}
     serial = model.pool.serial
