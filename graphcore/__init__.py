@@ -58,7 +58,7 @@ _HOMES = {
     "UpdateStatus": "graphcore.executable",
     "capture": "graphcore.executable",
     "capture_function": "graphcore.executable",
-    "diff": "graphcore.graph",
+    "diff": "graphcore.executable.comparing",
     "fingerprint": "graphcore.resources.fingerprint",
     "kernel": "graphcore.driver",
     "open_driver": "graphcore.driver",
@@ -155,9 +155,10 @@ if TYPE_CHECKING:
         capture,
         capture_function,
     )
+    from graphcore.executable.comparing import diff
     from graphcore.executable.replay_profile import ReplayProfile
     from graphcore.executable.tracing import trace_replays
-    from graphcore.graph import GraphDiff, GraphSnapshot, diff
+    from graphcore.graph import GraphDiff, GraphSnapshot
     from graphcore.plan import CompiledPlan, GraphPlan, PlanBuffer, PlanNode, PlanProblem
     from graphcore.resources.buffer import Buffer
     from graphcore.resources.fingerprint import Fingerprint, fingerprint

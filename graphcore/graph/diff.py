@@ -55,14 +55,23 @@ class FieldChange:
     """One field of one node: its value before and after.
 
     An argument without a signature is its bytes; as text, what the pictures show for it.
+    ``before_name`` and ``after_name`` say which named memory the addresses in them lie in; they are
+    empty where no names were given.
     """
 
     field: str
     before: object
     after: object
+    before_name: str = ""
+    after_name: str = ""
 
     def __str__(self) -> str:
-        return f"{self.field}: {_shown(self.before)} -> {_shown(self.after)}"
+        before, after = _shown(self.before), _shown(self.after)
+        if self.before_name:
+            before = f"{self.before_name} ({before})"
+        if self.after_name:
+            after = f"{self.after_name} ({after})"
+        return f"{self.field}: {before} -> {after}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +195,8 @@ class HasSnapshot(Protocol):
 
 def diff(a: GraphSnapshot | HasSnapshot, b: GraphSnapshot | HasSnapshot) -> GraphDiff:
     """What changed from ``a`` to ``b``: snapshots, or graphs that are read first.
+
+    Addresses are told as numbers; :func:`graphcore.diff` takes names for them.
 
     Raises:
         CacheTypeError: One of them is neither.
