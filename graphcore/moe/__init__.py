@@ -10,8 +10,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from graphcore.moe.accelerating import (
+    from graphcore.moe.accelerated_model import (
         AcceleratedModel,
+    )
+    from graphcore.moe.accelerating import (
         accelerate,
     )
     from graphcore.moe.admission import (
@@ -164,7 +166,7 @@ if TYPE_CHECKING:
 
 _names = "graphcore.moe.names"
 _homes = {
-    "AcceleratedModel": "graphcore.moe.accelerating",
+    "AcceleratedModel": "graphcore.moe.accelerated_model",
     "Admission": "graphcore.moe.ownership",
     "AdmissionOutcome": "graphcore.moe.admission",
     "BankStatus": _names,

@@ -33,9 +33,10 @@ from graphcore.moe.products_plan import (
 )
 from graphcore.moe.slot_group import SlotGroup
 from graphcore.moe.slot_pool import SlotPool
+from graphcore.moe.staged import StagedProducts
 from graphcore.resources.buffer import Buffer
 from graphcore.resources.dtypes import DTYPES
-from graphcore.resources.tensors import TensorRef, describe
+from graphcore.resources.tensors import TensorRef, contiguous_strides, describe
 
 _MOST_READY = 32
 _BANKS = ("gate_up", "down")
@@ -60,7 +61,9 @@ class SlotProducts:
     """The experts of one group of a pool, whose banks are ``gate_up`` and ``down``. Not locked.
 
     A step of more routes than slots goes through the slots in parts, as many rows at once as have
-    slots whoever they name; its bits are those of a step in one.
+    slots whoever they name. With ``staged`` one of more routes than experts goes through staging
+    memory instead, which copies each expert once and leaves the slots alone, and so does one whose
+    rows have more experts than there are slots. The bits are the same every way.
 
     Args:
         pool: Whose slots.
@@ -68,6 +71,7 @@ class SlotProducts:
         options: Of the products. The banks are [experts, 2 * inner, hidden] and [experts, hidden,
             inner], in layout "kn" the other way round.
         plans: Shared by the layers of a pool; None makes some.
+        staged: Of the same experts and options; None: all goes through the slots.
 
     Raises:
         CaptureError: Inside a capture.
@@ -82,10 +86,11 @@ class SlotProducts:
         *,
         options: ProductOptions | None = None,
         plans: ProductsPlans | None = None,
+        staged: StagedProducts | None = None,
     ) -> None:
         if active.current() is not None:
             raise CaptureError("SlotProducts: not while a graph is captured; make it before")
-        self.pool, self.name = pool, name
+        self.pool, self.name, self.staged = pool, name, staged
         self._plans = plans or ProductsPlans(pool.driver, pool.policy)
         self._sizes = _measure(pool[name], options or ProductOptions())
         self._plans.find(self._sizes)  # refuses here what the kernels refuse
@@ -114,16 +119,24 @@ class SlotProducts:
         """
         self._follow_pool()
         sizes = replace(self._sizes, rows=rows, top_k=top_k, ids=ids, weights=weights)
-        if not sizes.fits and not sizes.most_rows:
+        if not sizes.most_rows and not sizes.fits and self.staged is None:
             raise CapacityError(
                 f"ids: expected at most {sizes.slots} experts for each row, the slots of group "
                 f"{self.name}, got {top_k}"
             )
         return sizes
 
+    def is_staged(self, sizes: ProductsSizes) -> bool:
+        """Whether a step of these sizes leaves the slots alone."""
+        if self.staged is None or sizes.fits:
+            return False
+        return not sizes.most_rows or sizes.rows * sizes.top_k > sizes.experts
+
     def scratch_bytes(self, sizes: ProductsSizes) -> int:
-        """Scratch memory of a step of these sizes."""
-        return max(part.scratch_bytes for _, part in self._parts(sizes)) if sizes.rows else 0
+        """Scratch memory of a step of these sizes; a staged one has its own."""
+        if not sizes.rows or self.is_staged(sizes):
+            return 0
+        return max(part.scratch_bytes for _, part in self._parts(sizes))
 
     def launch(
         self, x: Any, ids: Any, weights: Any, out: Any, scratch: Any, stream: Any = None
@@ -145,7 +158,8 @@ class SlotProducts:
 
         Raises:
             CacheTypeError: An operand is no tensor, or ``stream`` no stream.
-            CapacityError: Too little scratch memory, or fewer slots than a row needs.
+            CapacityError: Too little scratch memory, or fewer slots than a row needs and no
+                staging memory.
             ConfigurationError: Shapes, element types, strides, alignment or devices do not fit.
             CudaError: The driver refused a launch; slots it was for are settled at the next step.
             LifecycleError: The pool is closed.
@@ -167,6 +181,10 @@ class SlotProducts:
         self._follow_pool()
         if not sizes.rows:
             return
+        if self.is_staged(sizes):
+            assert self.staged is not None
+            self.staged.launch(*_tensors(where, sizes, self.driver), stream=stream)
+            return
         self._keep()
         start = 0
         for ready, part in self._parts(sizes):
@@ -178,8 +196,10 @@ class SlotProducts:
         return read_fault(int(self._error.read()[0]))
 
     def close(self) -> None:
-        """Lets go of the memory; graphs that use it keep it."""
+        """Lets go of the memory but the pool's; graphs that use it keep it."""
         self._error.close()
+        if self.staged is not None:
+            self.staged.close()
 
     # ---- inside ---------------------------------------------------------------------------------
 
@@ -309,6 +329,31 @@ def _behind(where: ProductsTensors, sizes: ProductsSizes, rows: int) -> Products
         where.out + rows * row,
         where.scratch,
     )
+
+
+def _tensors(
+    where: ProductsTensors, sizes: ProductsSizes, driver: Driver
+) -> tuple[TensorRef, TensorRef, TensorRef, TensorRef]:
+    """x, ids, weights and out as a staged step takes them; nobody's, as launch_at says."""
+    row, routes = (sizes.rows, sizes.hidden), (sizes.rows, sizes.top_k)
+    x, ids, weights, out = (
+        TensorRef(
+            address,
+            shape,
+            contiguous_strides(shape),
+            dtype,
+            DTYPES[dtype].itemsize,
+            "cpu" if driver.is_emulated else "cuda",
+            0 if driver.is_emulated else driver.device,
+        )
+        for address, shape, dtype in (
+            (where.x, row, sizes.dtype),
+            (where.ids, routes, sizes.ids),
+            (where.weights, routes, sizes.weights),
+            (where.out, row, sizes.dtype),
+        )
+    )
+    return x, ids, weights, out
 
 
 def _check_apart(refs: dict[str, TensorRef]) -> None:

@@ -23,7 +23,7 @@ import graphcore
 from graphcore.decode import CUDAGraphAR
 from graphcore.driver import Driver
 from graphcore.errors import CaptureError, ConfigurationError, LifecycleError
-from graphcore.moe import AcceleratedModel, SlotExperts, accelerate
+from graphcore.moe import AcceleratedModel, SlotExperts, StagingMemory, accelerate
 
 CAPACITY, NEW = 32, 10
 RESIDENT = [EXPERTS // 4, EXPERTS // 2, EXPERTS]
@@ -160,10 +160,72 @@ def test_prompts_beside_decode_change_nothing_of_it(graphcore_driver: Driver, mo
     assert tokens[1] == alone[1][: len(tokens[1])]
 
 
+def test_a_prompt_of_more_routes_than_experts_leaves_the_slots_alone(
+    graphcore_driver: Driver, model: Any
+) -> None:
+    """Through staging memory: the same bits, each expert copied once, decode's residents stay."""
+    device = device_of(graphcore_driver)
+    short, long = make_prompt(2, device=device), make_prompt(20, device=device)
+    with torch.no_grad(), accelerate(model, 4, driver=graphcore_driver, staging=False) as handle:
+        assert handle.staging is None
+        wanted = model(long).logits
+        assert handle.totals()[LAYERS[0]].steps == 10
+    with torch.no_grad(), accelerate(model, 4, driver=graphcore_driver) as handle:
+        assert handle.staging is not None
+        model(short)
+        before = handle.pool.residents(), handle.totals()
+        assert torch.equal(model(long).logits, wanted)
+        assert (handle.pool.residents(), handle.totals()) == before
+        assert handle.faults() == {}
+
+
+@pytest.mark.parametrize("capture", [True, False], ids=["captured", "eager"])
+def test_fewer_slots_than_a_row_needs_decode_through_staging_memory(
+    graphcore_driver: Driver, model: Any, capture: bool
+) -> None:
+    prompt = make_prompt(device=device_of(graphcore_driver))
+    with accelerate(model, EXPERTS, driver=graphcore_driver) as handle:
+        assert handle.staging is None, "every expert has a slot"
+        with runner_of(model, graphcore_driver) as runner:
+            wanted = decoded(runner, prompt)[1]
+    with (
+        accelerate(model, 1, driver=graphcore_driver) as handle,
+        runner_of(model, graphcore_driver, capture=capture) as runner,
+    ):
+        assert torch.equal(decoded(runner, prompt)[1], wanted)
+        assert handle.totals()[LAYERS[0]].steps == 0
+
+
+def test_staging_memory_may_be_shared_and_stays_its_owners(
+    graphcore_driver: Driver, model: Any
+) -> None:
+    other = make_moe(device=device_of(graphcore_driver))
+    prompt = make_prompt(20, device=device_of(graphcore_driver))
+    with (
+        StagingMemory(expert_bytes=50_000, row_bytes=50_000, driver=graphcore_driver) as memory,
+        torch.no_grad(),
+    ):
+        one = accelerate(model, 3, driver=graphcore_driver, staging=memory)
+        two = accelerate(other, 5, driver=graphcore_driver, staging=memory)
+        assert one.staging is two.staging is memory
+        assert torch.equal(model(prompt).logits, other(prompt).logits)
+        one.restore()
+        two.restore()
+        assert not memory.is_closed
+    mine = accelerate(model, 3, driver=graphcore_driver)
+    mine.restore()
+    assert mine.staging is not None
+    assert mine.staging.is_closed
+
+
 @pytest.mark.parametrize(
     "options",
-    [{"prefill_chunk_size": 3}, {"prefill_chunk_size": 3, "capture_prefill": True}],
-    ids=["eager pieces", "captured pieces"],
+    [
+        {"prefill_chunk_size": 3},
+        {"prefill_chunk_size": 3, "capture_prefill": True},
+        {"prefill_chunk_size": 5, "capture_prefill": True},
+    ],
+    ids=["eager pieces", "captured pieces", "captured staged pieces"],
 )
 def test_prompts_in_pieces_decode_the_same(
     graphcore_driver: Driver, model: Any, options: dict[str, Any]
@@ -373,7 +435,7 @@ def test_what_the_steps_came_to_is_told_by_layer(graphcore_driver: Driver, model
 
 @pytest.mark.parametrize(
     "slots",
-    [1, 9, 0, True, 2.5, {}, {LAYERS[0]: 4}, {LAYERS[0]: 4, LAYERS[1]: 4, "x": 4},
+    [9, 0, -1, True, 2.5, {}, {LAYERS[0]: 4}, {LAYERS[0]: 4, LAYERS[1]: 4, "x": 4},
      {LAYERS[0]: 4, LAYERS[1]: 9}],
     ids=str,
 )  # fmt: skip
@@ -381,6 +443,8 @@ def test_a_number_of_slots_that_cannot_be_is_refused(slots: Any) -> None:
     model = make_moe()
     with pytest.raises(ConfigurationError, match="slots_per_layer: expected"):
         accelerate(model, slots)
+    with pytest.raises(ConfigurationError, match="slots_per_layer: expected 2 to 8"):
+        accelerate(model, 1, staging=False)
     assert not any(isinstance(module, SlotExperts) for module in model.modules())
 
 

@@ -1,0 +1,211 @@
+"""AcceleratedModel: a model whose experts lie in slots, what its steps came to, and the way back.
+
+Which module stands where, and whose weights lie where, is changed as a whole: what raises has
+changed nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any
+
+import torch
+from graphcore_kernels import RoutePolicy
+
+from graphcore.driver import Driver, active
+from graphcore.errors import CaptureError, LifecycleError
+from graphcore.moe.expert_memory import ExpertMemory
+from graphcore.moe.layer_staging import staging_for
+from graphcore.moe.products_plan import ProductsPlans
+from graphcore.moe.slot_experts import SlotExperts
+from graphcore.moe.slot_pool import SlotPool
+from graphcore.moe.slot_products import SlotProducts
+from graphcore.moe.slot_state import SlotFault, SlotTotals
+from graphcore.moe.staged import StagedProducts
+from graphcore.moe.staging_memory import StagingMemory
+from graphcore.moe.transformers_experts import FoundExperts
+
+
+class AcceleratedModel:
+    """A model whose experts lie in slots; made by :func:`accelerate`. Not locked.
+
+    Attributes:
+        model: The model itself.
+        pool: The slots of all layers; a group is named as its module is.
+        layers: Name of the module -> what stands in its place.
+        staging: What prompts' experts pass through; None: nothing does.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        found: list[FoundExperts],
+        driver: Driver,
+        origin: torch.device,
+        home: torch.device,
+    ) -> None:
+        self.model = model
+        self.driver = driver
+        self.device = home
+        self._found = found
+        self._memory = ExpertMemory(driver)
+        self._origin = origin
+        self._is_restored = False
+        self._owns_staging = False
+        self.layers: Mapping[str, SlotExperts] = {}
+        self.staging: StagingMemory | None = None
+        self.pool: SlotPool
+
+    # ---- looking --------------------------------------------------------------------------------
+
+    def totals(self) -> dict[str, SlotTotals]:
+        """Layer -> what its steps came to, after all work."""
+        return {name: self.pool.totals(name) for name in self.layers}
+
+    def faults(self) -> dict[str, SlotFault]:
+        """Layer -> the first step that was refused (its rows were zero), of those that had one."""
+        found: dict[str, SlotFault] = {}
+        for name, layer in self.layers.items():
+            staged = layer.products.staged
+            for fault in (self.pool.fault(name), staged.fault() if staged else None):
+                if fault is not None and fault.count:
+                    found.setdefault(name, fault)
+        return found
+
+    @property
+    def hit_rate(self) -> float:
+        """Of all experts that were asked for, after all work; 1.0 before the first."""
+        totals = self.totals().values()
+        hits, misses = sum(each.hits for each in totals), sum(each.misses for each in totals)
+        return hits / (hits + misses) if hits + misses else 1.0
+
+    @property
+    def is_restored(self) -> bool:
+        return self._is_restored
+
+    # ---- the end --------------------------------------------------------------------------------
+
+    def restore(self) -> None:
+        """Makes the model what it was: its own experts, their weights where they were.
+
+        Waits for all work. Guarded graphs over the slots (those of ``CUDAGraphAR``) refuse their
+        next launch; the next prompt captures anew. A second call does nothing.
+
+        Raises:
+            CaptureError: Inside a capture.
+            LifecycleError: Something else stands in the place of the experts now.
+            torch.OutOfMemoryError: The device has no room for the weights; free some, and call it
+                again.
+        """
+        if self._is_restored:
+            return
+        refuse_inside_capture("restore")
+        for each in self._found:
+            if getattr(each.block, each.attribute) is not self.layers[each.name]:
+                raise LifecycleError(
+                    f"restore: expected the experts in slots at {each.name}, got "
+                    f"{type(getattr(each.block, each.attribute)).__name__}"
+                )
+        self.driver.synchronize()
+        self._close()
+        self._release_cached()
+        self._memory.give_back()
+        self._put_back()
+        self._is_restored = True
+
+    def __enter__(self) -> AcceleratedModel:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.restore()
+
+    def __repr__(self) -> str:
+        state = "restored" if self._is_restored else repr(self.pool)
+        return f"<AcceleratedModel {type(self.model).__name__}, {len(self._found)} layers, {state}>"
+
+    # ---- the beginning --------------------------------------------------------------------------
+
+    def _begin(
+        self,
+        slots: dict[str, int],
+        policy: RoutePolicy,
+        precision: str,
+        staging: StagingMemory | bool,
+        undo: ExitStack,
+    ) -> None:
+        undo.callback(self._memory.give_back)
+        sources = {
+            each.name: {bank: self._memory.take(weight) for bank, weight in each.weights.items()}
+            for each in self._found
+        }
+        self._release_cached()
+        self.pool = SlotPool(sources, slots, driver=self.driver, policy=policy)
+        undo.callback(self._close)
+        self._make_staging(staging, precision)
+        plans = ProductsPlans(self.driver, policy)
+        self.layers = {
+            each.name: SlotExperts(
+                SlotProducts(
+                    self.pool,
+                    each.name,
+                    options=each.options(precision),
+                    plans=plans,
+                    staged=self._staged(each, precision),
+                ),
+                each.module,
+            ).eval()
+            for each in self._found
+        }
+        undo.callback(self._put_back)
+        for each in self._found:
+            setattr(each.block, each.attribute, self.layers[each.name])
+        if self.device != self._origin:
+            self.model.to(self.device)
+
+    def _make_staging(self, staging: StagingMemory | bool, precision: str) -> None:
+        if isinstance(staging, StagingMemory):
+            self.staging = staging
+        elif staging:
+            self.staging = staging_for(
+                self.pool,
+                [(each.name, each.options(precision), each.top_k or 1) for each in self._found],
+            )
+            self._owns_staging = True
+
+    def _staged(self, found: FoundExperts, precision: str) -> StagedProducts | None:
+        if self.staging is None:
+            return None
+        options = found.options(precision)
+        return StagedProducts.of_pool(self.pool, found.name, memory=self.staging, options=options)
+
+    def _close(self) -> None:
+        for layer in self.layers.values():
+            layer.products.close()
+        if self.staging is not None and self._owns_staging:
+            self.staging.close()
+        self.pool.close()
+
+    def _put_back(self) -> None:
+        for each in self._found:
+            setattr(each.block, each.attribute, each.module)
+        if self.device != self._origin:
+            self.model.to(self._origin)
+
+    def _release_cached(self) -> None:
+        """Gives memory that torch keeps for later back to the driver, whose pool needs it."""
+        if not self.driver.is_emulated:
+            torch.cuda.empty_cache()
+
+
+def refuse_inside_capture(action: str) -> None:
+    """Raises CaptureError while this thread records a graph, through graphcore or torch."""
+    initialized: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    if active.current() is not None or (initialized and torch.cuda.is_current_stream_capturing()):
+        raise CaptureError(f"{action}: not while a graph is captured; do it before the capture")
