@@ -29,11 +29,18 @@ BOUNDS = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
 class Layer:
     """The experts of one layer of a model: in slots, and the model's own."""
 
-    def __init__(self, driver: Driver, slots: int = 4, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self,
+        driver: Driver,
+        slots: int = 4,
+        dtype: torch.dtype = torch.float32,
+        *,
+        staging: bool = True,
+    ) -> None:
         self.device = device_of(driver)
         self.model = make_moe(device=self.device, dtype=dtype)
         self.own = make_moe(device=self.device, dtype=dtype).model.layers[0].mlp.experts
-        self.handle = accelerate(self.model, slots, driver=driver)
+        self.handle = accelerate(self.model, slots, driver=driver, staging=staging)
         self.experts = self.model.model.layers[0].mlp.experts
 
     def routes(self, rows: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -114,11 +121,14 @@ def test_tensors_that_do_not_fit_are_refused_by_name(graphcore_driver: Driver, w
 
 
 def test_a_row_of_more_experts_than_slots_is_refused(graphcore_driver: Driver) -> None:
-    layer = Layer(graphcore_driver, slots=2)
+    layer = Layer(graphcore_driver, slots=2, staging=False)
     x, _, _ = layer.step(1)
     ids, weights = torch.tensor([[0, 1, 2]], device=layer.device), x.new_ones(1, 3)
     with pytest.raises(CapacityError, match="at most 2 experts for each row"):
         layer.experts(x, ids, weights)
+    staged = Layer(graphcore_driver, slots=2).experts(x, ids, weights)
+    exact = exact_experts(layer.own.gate_up_proj, layer.own.down_proj, x, ids, weights)
+    assert (staged.double().cpu() - exact).abs().max() < BOUNDS[torch.float32] * exact.abs().max()
 
 
 def test_gradients_may_be_recorded_but_going_back_is_refused(graphcore_driver: Driver) -> None:
