@@ -47,25 +47,31 @@ def page(
     """
     if not isinstance(title, str):
         raise ConfigurationError(f"title: expected text, got {title!r}")
-    cards = "".join(_section(*section) for section in _checked(sections))
+    cards = "".join(section(*each) for each in _checked(sections))
     folding = unfolded(drawing) if full else fold(drawing)
     heading = f"<h1>{clean(title)}</h1>" + f'<p class="gc-sub">{summary(drawing)}</p>'
     if cards:
         heading += f'<div class="gc-sections">{cards}</div>'
     return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        '<meta name="color-scheme" content="light dark">'
-        f"<title>{clean(title)}</title>{_style()}</head>"
-        f'<body class="gc-page"><main class="gc" data-gc>{heading}{_body(folding, drawing)}</main>'
-        f"{_script()}</body></html>\n"
+        f'{head(title)}<body class="gc-page"><main class="gc" data-gc>{heading}'
+        f"{_body(folding, drawing)}</main>{_script()}</body></html>\n"
     )
 
 
 def fragment(drawing: Drawing) -> str:
     """The same without page and sections, with its own style, for a notebook's output cell."""
     body = _body(fold(drawing), drawing)
-    return f'{_style()}<div class="gc" data-gc>{body}</div>{_script()}'
+    return f'{style()}<div class="gc" data-gc>{body}</div>{_script()}'
+
+
+def head(title: str) -> str:
+    """The begin of a page, up to its body, with the style of ours."""
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width,initial-scale=1">'
+        '<meta name="color-scheme" content="light dark">'
+        f"<title>{clean(title)}</title>{style()}</head>"
+    )
 
 
 @cache
@@ -74,7 +80,8 @@ def _asset(name: str) -> str:
 
 
 @cache
-def _style() -> str:
+def style() -> str:
+    """The style sheet of pages and fragments, for light and for dark."""
     dark, light = theme.variables(dark=True), theme.variables(dark=False)
     return (
         f"<style>.gc,.gc-page{{{light}}}"
@@ -105,7 +112,8 @@ def _checked(sections: Any) -> Sequence[Section]:
     return sections
 
 
-def _section(heading: str, content: Mapping[str, object] | str) -> str:
+def section(heading: str, content: Mapping[str, object] | str) -> str:
+    """A card: pairs of name and value, or preformatted text."""
     if isinstance(content, str):
         body = f"<pre>{clean(content)}</pre>"
     else:

@@ -120,6 +120,9 @@ if TYPE_CHECKING:
         Reason,
         Retention,
     )
+    from graphcore.moe.report import (
+        ReuseReport,
+    )
     from graphcore.moe.resource_fingerprint import (
         ResourceFingerprint,
     )
@@ -155,6 +158,7 @@ if TYPE_CHECKING:
         StagingMemory,
     )
     from graphcore.moe.step_record import (
+        StepPart,
         StepRecord,
         StepResult,
         StepSeconds,
@@ -213,6 +217,7 @@ _homes = {
     "Rejection": _names,
     "ResourceFingerprint": "graphcore.moe.resource_fingerprint",
     "Retention": "graphcore.moe.reasons",
+    "ReuseReport": "graphcore.moe.report",
     "Role": _names,
     "RowSemantics": _names,
     "SiblingPrefetch": "graphcore.moe.sibling_prefetch",
@@ -230,6 +235,7 @@ _homes = {
     "StagedProducts": "graphcore.moe.staged",
     "StagedStep": "graphcore.moe.staged",
     "StagingMemory": "graphcore.moe.staging_memory",
+    "StepPart": "graphcore.moe.step_record",
     "StepRecord": "graphcore.moe.step_record",
     "StepResult": "graphcore.moe.step_record",
     "StepSeconds": "graphcore.moe.step_record",
@@ -291,6 +297,7 @@ __all__ = [
     "Rejection",
     "ResourceFingerprint",
     "Retention",
+    "ReuseReport",
     "Role",
     "RowSemantics",
     "SiblingPrefetch",
@@ -308,6 +315,7 @@ __all__ = [
     "StagedProducts",
     "StagedStep",
     "StagingMemory",
+    "StepPart",
     "StepRecord",
     "StepResult",
     "StepSeconds",

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from graphcore.driver import Driver, Stream, as_stream
 from graphcore.driver.kept import default_driver
@@ -26,6 +27,7 @@ from graphcore.moe.lookup_key import LookupKey
 from graphcore.moe.manifest_registry import ManifestRegistry
 from graphcore.moe.names import Kind, Namespace, Phase, RowSemantics
 from graphcore.moe.options import MoEOptions, OptionSetting, ResolvedOptions, resolve_options
+from graphcore.moe.reasons import Reason
 from graphcore.moe.slot_pool import SlotPool
 from graphcore.moe.step_facts import Step
 from graphcore.moe.step_log import Observer, StepLog
@@ -35,6 +37,9 @@ from graphcore.moe.step_work import StepWork
 from graphcore.moe.variant_table import Variant, VariantTable
 from graphcore.resources.driver_argument import checked_driver
 from graphcore.reuse import Eviction, GraphCache
+
+if TYPE_CHECKING:
+    from graphcore.moe.report import ReuseReport
 
 _numbers = itertools.count(1)
 _Fast = tuple[int, int, "Phase | None"]
@@ -243,6 +248,23 @@ class GraphReuse:
     def records(self) -> tuple[StepRecord, ...]:
         """The newest 256 calls but replays of what is unchanged, oldest first."""
         return tuple(self._log.records)
+
+    @property
+    def reasons(self) -> Counter[tuple[Kind, Reason]]:
+        """Calls but replays of what is unchanged, by kind and reason."""
+        return Counter(self._log.reasons)
+
+    def report(self) -> ReuseReport:
+        """All of this and what the slots did, to print, or to look at as a page.
+
+        Waits for all work where there is a pool.
+
+        Raises:
+            CaptureError: Inside a capture.
+        """
+        from graphcore.moe.report_facts import report_of
+
+        return report_of(self)
 
     @property
     def observers(self) -> list[Observer]:

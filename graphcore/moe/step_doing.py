@@ -21,7 +21,7 @@ from graphcore.moe.reasons import Reason
 from graphcore.moe.resource_fingerprint import ResourceFingerprint
 from graphcore.moe.settling import Failure, fail, settle
 from graphcore.moe.step_facts import StepFacts
-from graphcore.moe.step_record import StepSeconds
+from graphcore.moe.step_record import StepPart, StepSeconds
 from graphcore.moe.variant_table import Variant, VariantTable
 from graphcore.moe.witnesses import Witnesses
 
@@ -36,7 +36,9 @@ class Attempt:
         decision: What it does; another one where something came between.
         fingerprint: Of its resources, taken under the lock.
         failure: What it is where something raises now; None: nothing has begun.
+        begun: When the call began.
         seconds: Host seconds of each part.
+        parts: The parts that are over.
     """
 
     facts: StepFacts
@@ -44,17 +46,30 @@ class Attempt:
     decision: Decision
     fingerprint: ResourceFingerprint | None = None
     failure: Failure | None = None
+    begun: float = 0.0
     seconds: dict[str, float] = field(default_factory=dict)
+    parts: list[StepPart] = field(default_factory=list)
 
     @contextmanager
     def part(self, name: str, failure: Failure) -> Iterator[None]:
-        """A part of it: its time counts under ``name``, and what raises in it is ``failure``."""
+        """A part of it: its time counts under ``name``, and what raises in it is ``failure``.
+
+        The time of a part inside another one counts under its own name only.
+        """
         self.failure = failure
         start = perf_counter()
+        if self.begun:
+            self.parts.append(StepPart("prepare", self.begun, start))
+            self.begun = 0.0
+        before = len(self.parts)
         try:
             yield
         finally:
-            self.seconds[name] = self.seconds.get(name, 0.0) + perf_counter() - start
+            end = perf_counter()
+            inner = self.parts[before:]
+            self.parts.append(StepPart(name, inner[-1].end if inner else start, end))
+            own = end - start - sum(each.end - each.begin for each in inner)
+            self.seconds[name] = self.seconds.get(name, 0.0) + own
 
     @property
     def times(self) -> StepSeconds:
@@ -135,7 +150,6 @@ class StepDoing:
                 self._table.capture(attempt.variant, build)
             except CapacityError as error:
                 raise NotCapturableError(str(error)) from error
-        attempt.seconds["update"] -= attempt.seconds["capture"]  # which has a time of its own
         attempt.commit(_captured_state(attempt))
         self._launch(attempt)
 

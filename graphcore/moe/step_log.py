@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 
 from graphcore.moe.counters import MoECounting
@@ -28,6 +28,7 @@ class StepLog:
         counting: The counters.
         records: The newest calls but replays of what is unchanged, oldest first.
         number: How many calls there were.
+        reasons: Calls but replays of what is unchanged, by kind and reason.
     """
 
     def __init__(self, observers: Iterable[Observer] = ()) -> None:
@@ -35,6 +36,7 @@ class StepLog:
         self.counting = MoECounting()
         self.records: deque[StepRecord] = deque(maxlen=_KEPT)
         self.number = 0
+        self.reasons: Counter[tuple[Kind, Reason]] = Counter()
         # calls, then seconds as StepSeconds has them
         self._sums = {kind: [0.0] * 5 for kind in Kind}
         self._replays = self._sums[Kind.REPLAY]
@@ -61,6 +63,7 @@ class StepLog:
             sums[index] += value
         if (decision.kind, decision.reason) != (Kind.REPLAY, Reason.UNCHANGED):
             self.records.append(record)
+            self.reasons[decision.kind, decision.reason] += 1
             _log.info("moe step %d of %s: %s", record.number, record.result.key.graph, decision)
         self.tell(record)
 

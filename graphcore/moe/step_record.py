@@ -30,6 +30,17 @@ class StepSeconds(NamedTuple):
         return sum(self)
 
 
+class StepPart(NamedTuple):
+    """A part of one call: ``name``, and when it began and ended, in seconds of ``perf_counter``.
+
+    The names are those of :class:`StepSeconds`, and "prepare": all before the first of them.
+    """
+
+    name: str
+    begin: float
+    end: float
+
+
 class StepResult(NamedTuple):
     """What a call came to.
 
@@ -64,6 +75,7 @@ class StepRecord(NamedTuple):
         certificate: None where it carried none.
         phase: That it counted as.
         generation: Of the manifest.
+        parts: Of the call, in the order in which they ended.
     """
 
     result: StepResult
@@ -72,6 +84,7 @@ class StepRecord(NamedTuple):
     certificate: Certificate | None
     phase: Phase
     generation: int
+    parts: tuple[StepPart, ...] = ()
 
 
 class StepTotals(NamedTuple):

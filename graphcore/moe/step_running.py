@@ -30,7 +30,7 @@ from graphcore.moe.state_machine import decide
 from graphcore.moe.step_doing import Attempt, StepDoing, failed
 from graphcore.moe.step_facts import Step
 from graphcore.moe.step_log import StepLog
-from graphcore.moe.step_record import StepRecord, StepResult, StepSeconds
+from graphcore.moe.step_record import StepPart, StepRecord, StepResult, StepSeconds
 from graphcore.moe.variant_table import Variant, VariantTable
 from graphcore.moe.witnesses import OwnersMatch
 
@@ -81,12 +81,13 @@ class StepRunning:
         self, step: Step, key: LookupKey, pool: SlotPool | None, given: Given
     ) -> tuple[StepResult, FastReplay | None]:
         """What the call came to, and what the next one comes to at once; raises what failed."""
+        begun = perf_counter()
         variant = self._table.of(key)
         self._drop_stale(variant)
         obstacle = variant.obstacle_of(step.uid)
         facts = self._finder.find(step, key, variant.state, pool, self._options, obstacle)
         before = variant.state
-        attempt = Attempt(facts, variant, decide(before, facts.call))
+        attempt = Attempt(facts, variant, decide(before, facts.call), begun=begun)
         self._count_switches(before, attempt.decision)
         transaction: Transaction | None = None
         replay = None
@@ -223,12 +224,18 @@ class StepRunning:
             facts.key,
         )
         self._log.number += 1
-        self._log.note(self._record(result, facts.step, facts.published.generation), decision)
+        step = facts.step
+        record = StepRecord(
+            result,
+            self._log.number,
+            step.uid,
+            step.certificate,
+            step.phase,
+            facts.published.generation,
+            tuple(attempt.parts),
+        )
+        self._log.note(record, decision)
         return result
-
-    def _record(self, result: StepResult, step: Step, generation: int) -> StepRecord:
-        number = self._log.number
-        return StepRecord(result, number, step.uid, step.certificate, step.phase, generation)
 
     def _count_switches(self, before: EntryState, decision: Decision) -> None:
         if before.plan is None or decision.plan is None or before.plan is decision.plan:
@@ -284,6 +291,7 @@ class StepRunning:
                     fast.certificate,
                     fast.phase,
                     fast.published.generation,
+                    (StepPart("launch", start, start + seconds),),
                 )
             )
         return result

@@ -48,6 +48,11 @@ class EntryUse:
         self._holding = holding
         self._clock = clock
 
+    @property
+    def size(self) -> tuple[int, int, int]:
+        """Nodes and bytes of its graph and executable, and how often it was used."""
+        return self._entry.nodes, self._entry.bytes, self._entry.uses
+
     def note(self) -> float:
         """Notes a use, without a lookup; the time of the cache's clock."""
         now = self._clock()

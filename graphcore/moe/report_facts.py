@@ -1,0 +1,117 @@
+"""What a ReuseReport is made of, gathered from a GraphReuse: counters, records, cache and pool."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from graphcore.moe.lookup_key import LookupKey
+from graphcore.moe.names import Kind
+from graphcore.moe.reasons import Reason
+from graphcore.moe.report import (
+    BoundaryLine,
+    DepartureLine,
+    GroupLine,
+    OutcomeLine,
+    ReuseReport,
+    VariantLine,
+)
+from graphcore.moe.slot_pool import SlotPool
+from graphcore.moe.step_record import StepRecord, StepTotals
+from graphcore.moe.variant_table import Variant
+from graphcore.reuse import Eviction
+
+if TYPE_CHECKING:
+    from graphcore.moe.graph_reuse import GraphReuse
+
+_TOLD = frozenset({Kind.UPDATE, Kind.REINSTANTIATE, Kind.DECLINED, Kind.FAILED})
+_CHANGES = frozenset({Reason.CHANGED, Reason.GENERATION, Reason.HOST_STAGED, Reason.NOT_READY})
+
+
+def report_of(
+    reuse: GraphReuse, device_seconds: Iterable[tuple[Kind, int, float]] = ()
+) -> ReuseReport:
+    """What ``reuse`` did since its start; waits for all work where it has a pool.
+
+    Raises:
+        CaptureError: Inside a capture.
+    """
+    pool = None if reuse.pool is None or reuse.pool.is_closed else reuse.pool
+    return ReuseReport(
+        driver=f"driver {reuse.driver.name}, device {reuse.driver.device}",
+        options=str(reuse.options),
+        refused=reuse.options_refused,
+        counters=reuse.counters,
+        totals=reuse.totals,
+        outcomes=outcomes(reuse.reasons, reuse.totals),
+        boundaries=boundaries(reuse.records),
+        variants=tuple(map(_variant, reuse.variants)),
+        departures=tuple(map(_departure, reuse.departures)),
+        groups=() if pool is None else groups(pool),
+        pool_bytes=0 if pool is None else pool.nbytes,
+        device_seconds=tuple(device_seconds),
+        is_emulated=reuse.driver.is_emulated,
+    )
+
+
+def outcomes(
+    reasons: Counter[tuple[Kind, Reason]], totals: dict[Kind, StepTotals]
+) -> tuple[OutcomeLine, ...]:
+    """Calls by kind and reason, most first.
+
+    Args:
+        reasons: Of the calls that were more than a replay of what is unchanged.
+        totals: Of all calls.
+    """
+    counts = Counter(reasons)
+    replays = totals.get(Kind.REPLAY, StepTotals()).calls
+    told = sum(count for (kind, _), count in reasons.items() if kind is Kind.REPLAY)
+    counts[Kind.REPLAY, Reason.UNCHANGED] += replays - told
+    return tuple(OutcomeLine(*key, calls) for key, calls in counts.most_common() if calls)
+
+
+def boundaries(records: Iterable[StepRecord]) -> tuple[BoundaryLine, ...]:
+    """The calls that found a change or were refused a graph, equal ones together, newest first."""
+    found: dict[tuple[object, ...], BoundaryLine] = {}
+    for record in records:
+        result = record.result
+        if result.kind not in _TOLD and result.reason not in _CHANGES:
+            continue
+        about = name_of(result.key), result.kind, result.reason, result.detail, result.way
+        before = found.pop(about, None)  # behind the others again
+        calls = 1 if before is None else before.calls + 1
+        found[about] = BoundaryLine(*about, calls, record.number)
+    return tuple(reversed(found.values()))
+
+
+def groups(pool: SlotPool) -> tuple[GroupLine, ...]:
+    """The groups of a pool and what their steps came to; waits for all work."""
+    return tuple(
+        GroupLine(name, group.experts, group.slots, pool.totals(name), group.expert_nbytes)
+        for name, group in pool.groups.items()
+    )
+
+
+def name_of(key: object) -> str:
+    """A variant in words."""
+    if not isinstance(key, LookupKey):
+        return repr(key)
+    graph = key.graph if isinstance(key.graph, str) else repr(key.graph)
+    rows = "" if key.rows is None else f", {key.rows} row{'' if key.rows == 1 else 's'}"
+    namespace = "" if key.namespace is None else f", {key.namespace.value}"
+    return f"{graph}: {key.phase.value}{namespace}{rows}"
+
+
+def _variant(variant: Variant) -> VariantLine:
+    use = variant.use
+    name = name_of(variant.key)
+    return VariantLine(name, None, None, 0) if use is None else VariantLine(name, *use.size)
+
+
+def _departure(eviction: Eviction) -> DepartureLine:
+    departure = eviction.departure
+    detail = f": {departure.detail}" if departure.detail else ""
+    waited = ", after its running launch" if eviction.waited else ""
+    cause = f"{departure.cause.value}{detail}{waited}"
+    return DepartureLine(name_of(eviction.key), cause, departure.bytes)
