@@ -453,6 +453,11 @@ _refused: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         ConfigurationError,
         "decoder_attention_mask: expected decoder_input_ids with it",
     ),
+    "no states": (
+        {"encoder_outputs": torch.zeros(2, 0, 32)},
+        ConfigurationError,
+        "encoder output: expected 2 rows of at least one token",
+    ),
     "states too long": (
         {"encoder_outputs": torch.zeros(2, 13, 32)},
         CapacityError,

@@ -12,6 +12,7 @@ from helpers.encoder_decoder_models import FAMILIES, START, encoder_inputs, make
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from graphcore.decode import CUDAGraphAR, Guidance, StaticKVCache
+from graphcore.decode.transformers_compat import cache_keyword
 from graphcore.driver import Driver
 from graphcore.errors import ConfigurationError
 
@@ -271,3 +272,34 @@ def test_decoder_prompts_of_an_encoder_decoder_go_in_chunks_too(
             assert torch.equal(runner.generate(max_new_tokens=NEW, **inputs), expected)
             assert runner.cache.seen_tokens == 11 + NEW
         assert runner.captures == whole.captures * (1 + captured)
+
+
+def test_compiled_chunks_give_the_same_tokens_and_a_second_prompt_compiles_nothing() -> None:
+    """Callers who compile a model's forward feed it chunks and tokens over the same cache."""
+    torch._dynamo.reset()
+    model = make_model()
+    cache = StaticKVCache.for_model(model, 32)
+    keyword = {str(cache_keyword(model)): cache}
+    compiled: list[int] = []
+
+    def count(graph: Any, inputs: Any) -> Any:
+        compiled.append(len(inputs))
+        return graph.forward
+
+    forward = torch.compile(model.forward, backend=count, fullgraph=True, dynamic=False)
+    for seed in range(2):
+        cache.reset()
+        prompt = make_prompt(8, seed=seed)
+        ids, count_before = prompt, len(compiled)
+        with torch.no_grad():
+            for chunk in torch.split(prompt, 4, dim=1):
+                logits = forward(chunk, **keyword).logits
+            for _ in range(6):
+                token = logits[:, -1:].argmax(-1)
+                ids = torch.cat([ids, token], dim=1)
+                logits = forward(token, **keyword).logits
+        assert torch.equal(ids, eager_tokens(model, prompt, 6))
+        assert cache.seen_tokens == int(cache.position) == 14
+        # one region for chunks, one for tokens
+        assert len(compiled) - count_before == (2 if seed == 0 else 0)
+    torch._dynamo.reset()

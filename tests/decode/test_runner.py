@@ -409,3 +409,16 @@ def facts_of(runner: CUDAGraphAR) -> dict[str, Any]:
         "fingerprint": runner.graph.fingerprint().digest,
         **{name: held.data_ptr() for name, held in runner.named_tensors().items()},
     }
+
+
+def test_without_sizes_a_runner_has_room_for_all_positions_of_its_model(
+    graphcore_driver: Driver,
+) -> None:
+    model = make_model(device=device_of(graphcore_driver))
+    prompt = make_prompt(5, device=str(model.device))
+    with CUDAGraphAR(model) as runner:
+        assert runner.cache.max_seq_len == model.config.max_position_embeddings
+        assert (runner.cache.batch_size, runner.driver.name) == (1, graphcore_driver.name)
+        ids = runner.generate(prompt, 4)  # and needs no no_grad of the caller's
+        assert torch.equal(ids, eager_tokens(model, prompt, 4))
+        assert not runner.logits.requires_grad

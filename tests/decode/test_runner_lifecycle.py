@@ -220,14 +220,31 @@ def test_a_buffer_replaced_since_capture_is_named_and_nothing_is_launched(
     assert runner.cache.seen_tokens == PROMPT
 
 
-def test_memory_exchanged_behind_the_setters_is_found_by_check(
-    runner: CUDAGraphAR, prompt: torch.Tensor
+def _set_data(tensor: torch.Tensor) -> None:
+    tensor.data = tensor.clone()
+
+
+def _resize(tensor: torch.Tensor) -> None:
+    tensor.resize_(tensor.shape[0], tensor.shape[1], 4 * tensor.shape[2], tensor.shape[3])
+
+
+@pytest.mark.parametrize("change", [_set_data, _resize], ids=["data", "resized"])
+def test_memory_exchanged_behind_the_setters_is_found_by_check_and_by_a_full_guard(
+    runner: CUDAGraphAR, prompt: torch.Tensor, change: Any
 ) -> None:
     runner.capture(prompt)
     assert runner.executable.check() == []
-    keys = runner.cache.layers[1].keys
-    keys.data = keys.clone()
-    assert [stale.label for stale in runner.executable.check()] == ["layer 1 keys"]
+    assert runner.graph is not None
+    with runner.graph.instantiate(guard="full") as guarded:
+        guarded.launch()
+        runner.driver.synchronize()
+        position = int(runner.position)
+        change(runner.cache.layers[1].keys)
+        assert "layer 1 keys" in {stale.label for stale in runner.executable.check()}
+        with pytest.raises(StaleGraphError, match="layer 1 keys"):
+            guarded.launch()
+        runner.driver.synchronize()
+        assert int(runner.position) == position, "nothing was launched"
 
 
 def test_the_next_prompt_captures_again_where_the_buffers_changed(

@@ -87,6 +87,40 @@ def test_a_conversation_goes_on_behind_what_the_cache_holds(device: str) -> None
         said = torch.cat([expected, make_prompt(3, device=device, seed=turn + 1)], dim=1)
 
 
+@pytest.mark.parametrize("architecture", ["llama", "gpt2", "gemma3"])
+def test_prompts_in_transformers_own_chunks_give_the_same_tokens(
+    device: str, architecture: str
+) -> None:
+    model = make_model(architecture, device=device)
+    cache = StaticKVCache.for_model(model, 32)
+    for seed in range(2):
+        prompt = make_prompt(TOKENS, device=device, seed=seed)
+        options = {"prefill_chunk_size": 2, **with_cache(model, cache)}
+        assert torch.equal(decoded(model, prompt, **options), decoded(model, prompt))
+        cache.reset()
+
+
+def test_a_cache_that_called_itself_not_compileable_would_be_read_without_masks(
+    device: str,
+) -> None:
+    """Why ours says it is: transformers leaves masks of single tokens out for the others."""
+
+    class Without(StaticKVCache):
+        is_compileable = False
+
+    model = make_model(device=device)
+    model.set_attn_implementation("sdpa")
+    prompt = make_prompt(TOKENS, device=device)
+    logits = []
+    for kind in (StaticKVCache, Without):
+        cache = kind.for_model(model, 32)
+        keyword = {str(compat.cache_keyword(model)): cache}
+        with torch.no_grad():
+            model(prompt, **keyword)
+            logits.append(model(prompt[:, -1:], **keyword).logits)
+    assert not torch.allclose(*logits, atol=1e-2)
+
+
 def test_more_tokens_than_fit_are_refused_and_the_cache_is_usable_after_a_reset(
     device: str,
 ) -> None:

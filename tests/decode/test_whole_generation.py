@@ -11,7 +11,7 @@ import torch
 from helpers.decode_models import device_of, eager_tokens, make_model, make_prompt
 from helpers.encoder_decoder_models import eager_ids, encoder_inputs, make_encoder_decoder
 
-from graphcore.decode import DecodeBuckets, Guidance, Sampling, generate
+from graphcore.decode import CUDAGraphAR, DecodeBuckets, Guidance, Sampling, generate
 from graphcore.decode.captured_step import CapturedStep
 from graphcore.driver import Driver, active
 from graphcore.executable import GraphExec
@@ -153,3 +153,89 @@ def test_buckets_say_why_they_did_not_decode_in_one_launch(graphcore_driver: Dri
         result = eager.generate(prompt, NEW, one_launch=True)
     assert (result.execution, result.reason) == ("eager", "capture=False")
     assert torch.equal(result.ids, eager_tokens(model, prompt, NEW))
+
+
+# ---- after every kind of generation -------------------------------------------------------------
+
+
+def _stream(runner: CUDAGraphAR, prompt: torch.Tensor, **options: Any) -> int:
+    return len(list(runner.stream(prompt, NEW, **options)))
+
+
+def _stream_in_one_launch(runner: CUDAGraphAR, prompt: torch.Tensor, **options: Any) -> int:
+    with runner.stream_in_one_launch(prompt, NEW, **options) as tokens:
+        return len(list(tokens))
+
+
+def _left_half_way(runner: CUDAGraphAR, prompt: torch.Tensor, **options: Any) -> int:
+    stream = runner.stream(prompt, NEW, **options)
+    return len([next(stream) for _ in range(3)])
+
+
+def _stopped(runner: CUDAGraphAR, prompt: torch.Tensor, **options: Any) -> None:
+    """How far the device was when it was stopped is not the host's to say."""
+    with runner.stream_in_one_launch(prompt, NEW, **options) as tokens:
+        next(tokens)
+
+
+def _generated(runner: CUDAGraphAR, prompt: torch.Tensor, **options: Any) -> int:
+    return runner.generate(prompt, NEW, **options).shape[1] - prompt.shape[1]
+
+
+def _launched(runner: CUDAGraphAR, prompt: torch.Tensor, **options: Any) -> int:
+    return runner.generate_in_one_launch(prompt, NEW, **options).shape[1] - prompt.shape[1]
+
+
+def _forced(runner: CUDAGraphAR, prompt: torch.Tensor, **options: Any) -> int:
+    runner.capture(prompt, **options)
+    for token in (None, 5, None):
+        runner.replay(token)
+    return 3
+
+
+_kinds: dict[str, Any] = {
+    "generate": _generated,
+    "one launch": _launched,
+    "stream": _stream,
+    "stream in one launch": _stream_in_one_launch,
+    "left half way": _left_half_way,
+    "stopped": _stopped,
+    "forced": _forced,
+}
+
+
+@pytest.mark.parametrize("model_kind", ["decoder", "encoder-decoder"])
+@pytest.mark.parametrize("capture", [True, False], ids=["captured", "eager"])
+def test_the_mirror_is_the_device_position_after_every_kind_of_generation(
+    graphcore_driver: Driver, model_kind: str, capture: bool
+) -> None:
+    device = device_of(graphcore_driver)
+    if model_kind == "decoder":
+        model, begin = make_model(device=device), 5
+        prompt = make_prompt(begin, batch=2, device=device)
+    else:
+        model, begin = make_encoder_decoder(device=device), 1
+        prompt = encoder_inputs("t5", batch=2, device=device)["input_ids"]
+    with CUDAGraphAR(
+        model,
+        max_seq_len=32,
+        batch_size=2,
+        driver=graphcore_driver,
+        capture=capture,
+        **({} if model_kind == "decoder" else {"encoder_len": 12}),
+    ) as runner:
+        for name, kind in _kinds.items():
+            runner.cache.reset()
+            count = kind(runner, prompt)
+            if name in ("generate", "one launch") and model_kind != "decoder":
+                count = runner.cache.seen_tokens - begin  # its prompt is not the ids' beginning
+            runner.driver.synchronize()
+            seen = runner.cache.seen_tokens
+            assert int(runner.position) == seen == runner.cache._state.seen, name
+            assert count is None or seen == begin + count, name
+            assert begin < seen <= begin + NEW, name
+        # by other routes: tokens dropped, another cache, one that was emptied
+        runner.cache.rewind(begin)
+        assert int(runner.position) == runner.cache.seen_tokens == begin
+        runner.cache.reset()
+        assert int(runner.position) == runner.cache.seen_tokens == 0
