@@ -44,7 +44,7 @@ class FirstStep(PromptGraphs):
         return logits
 
     def _first_step(self, forward: EncoderDecoderForward, tokens: torch.Tensor) -> torch.Tensor:
-        self._look(forward)
+        self.look(forward)
         cache, key = forward.cache, ("first step", *forward.first_key)
         cache.encoder_state.is_first_step = True
         try:

@@ -52,7 +52,7 @@ class CapturedChunks(PromptGraphs, Chunks):
         if os.environ.get("GRAPHCORE_DISABLE") == "1":
             return Chunks.__call__(self, forward, ids)
         logits = None
-        self._look(forward)
+        self.look(forward)
         for chunk in torch.split(ids, self._size, dim=1):
             is_full = chunk.shape[1] == self._size
             logits = self._full_chunk(forward, chunk) if is_full else forward.logits(chunk)

@@ -17,6 +17,7 @@ from graphcore.decode.cache_binding import bind_variants
 from graphcore.decode.cache_state import static_zeros
 from graphcore.decode.captured_step import CapturedStep, named_modules
 from graphcore.decode.forward import Forward
+from graphcore.decode.guidance import GuidedForward
 from graphcore.decode.number_tensors import numbers_filled
 from graphcore.decode.static_cache import StaticKVCache
 from graphcore.decode.surroundings import surroundings
@@ -78,7 +79,7 @@ class PromptGraphs:
 
     # ---- for those that forward pieces ----------------------------------------------------------
 
-    def _look(self, forward: Forward) -> None:
+    def look(self, forward: Forward) -> None:
         """Gives back graphs of buffers or weights that the forward would not use now."""
         if not self._variants:
             return
@@ -187,6 +188,15 @@ class AllPromptGraphs:
         """Works on another cache from now on."""
         for each in self._kinds:
             each.use(cache, difference)
+
+    def look(self, forward: Forward) -> None:
+        """Gives back graphs of buffers or weights that the forward would not use now.
+
+        Those that its prompt has captured again since stay.
+        """
+        inner = forward.inner if isinstance(forward, GuidedForward) else forward
+        for each in self._kinds:
+            each.look(inner)
 
     def close(self) -> None:
         """Gives all graphs back."""

@@ -123,7 +123,7 @@ class Prompting(Guarding, Exchanging):
             _log.info("capturing the decode step again: %s", self._variants.stale)
             self._captured = None
             self._variants.close()
-            self._prompt_graphs.close()
+            self._prompt_graphs.look(self._step.forward)
         found = self._variants.get(self._step.key)
         if found is None:
             found = capture_step(

@@ -189,6 +189,8 @@ def test_an_exchanged_weight_is_captured_again(graphcore_driver: Driver) -> None
         assert torch.equal(ids, eager_ids(runner.model, inputs, NEW))
         assert not torch.equal(ids, before)
         assert runner.captures == 4
+        assert torch.equal(runner.generate(max_new_tokens=NEW, **inputs), ids)
+        assert runner.captures == 4, "nothing is captured a third time"
 
 
 def test_a_first_step_that_fails_leaves_a_runner_that_works(
