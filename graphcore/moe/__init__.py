@@ -72,6 +72,9 @@ if TYPE_CHECKING:
         Publication,
         Published,
     )
+    from graphcore.moe.manifest_replacement import (
+        replace_manifest,
+    )
     from graphcore.moe.names import (
         BankStatus,
         CoverageReason,
@@ -246,6 +249,7 @@ _homes = {
     "accelerate": "graphcore.moe.accelerating",
     "examine": "graphcore.moe.manifest_check",
     "manifest_of": "graphcore.moe.pool_manifest",
+    "replace_manifest": "graphcore.moe.manifest_replacement",
     "resolve_options": "graphcore.moe.options",
 }
 
@@ -326,6 +330,7 @@ __all__ = [
     "accelerate",
     "examine",
     "manifest_of",
+    "replace_manifest",
     "resolve_options",
 ]
 

@@ -18,12 +18,13 @@ from graphcore_kernels import RoutePolicy
 from graphcore.driver import Driver, active
 from graphcore.driver.kept import default_driver
 from graphcore.errors import CaptureError, ConfigurationError, LifecycleError
-from graphcore.moe.bank_sources import bank_source
+from graphcore.moe.bank_sources import manifest_sources
 from graphcore.moe.manifest import ExpertGroup
 from graphcore.moe.ownership import Ownership
 from graphcore.moe.slot_counts import checked_slots
 from graphcore.moe.slot_group import SlotGroup, expert_count
 from graphcore.moe.slot_state import SlotFault, SlotState, SlotTotals
+from graphcore.moe.slot_succession import made_group
 from graphcore.moe.stream_order import StreamOrder
 from graphcore.resources.buffer import Buffer
 from graphcore.resources.driver_argument import checked_driver
@@ -82,9 +83,7 @@ class SlotPool:
         experts = {name: expert_count(name, banks) for name, banks in groups.items()}
         slots = checked_slots(n_slots, experts)
         made = {
-            name: SlotGroup.make(
-                name, banks, SlotState.empty(experts[name], slots[name]), self.driver
-            )
+            name: made_group(name, banks, slots[name], self.driver)
             for name, banks in groups.items()
         }
         self._pins: dict[str, dict[int, int]] = {name: {} for name in made}
@@ -118,10 +117,7 @@ class SlotPool:
         """
         driver = default_driver() if driver is None else checked_driver(driver)
         cached = [group for group in groups if group.slots]
-        sources = {
-            group.name: {bank.name: bank_source(bank, owners, driver) for bank in group.banks}
-            for group in cached
-        }
+        sources = manifest_sources(cached, owners, driver)
         slots = {group.name: group.slots for group in cached}
         return cls(sources, slots, driver=driver, policy=policy, ownership=ownership)
 
@@ -302,17 +298,36 @@ class SlotPool:
         return {name: count for name, count in slots.items() if count > now[name]}
 
     def _grow(self, n_slots: int | Mapping[str, int]) -> None:
-        more, old = self._growing(n_slots), self._now
+        more, old = self._growing(n_slots), self.groups
         if not more:
             return
         self.driver.synchronize()
         for name in more:
             self.settle(name)
-        made = {name: old.groups[name].grown(slots, self.driver) for name, slots in more.items()}
+        made = {name: old[name].grown(slots, self.driver) for name, slots in more.items()}
         self.driver.synchronize()
-        self._now = _Allocation({**old.groups, **made}, next(_serials), old.generation + 1)
-        for name in more:
-            old.groups[name].close()
+        self.take_over({**old, **made}, grown=made)
+
+    def take_over(self, groups: Mapping[str, SlotGroup], *, grown: Iterable[str] = ()) -> None:
+        """Has these groups from now on, as one change; lets go of those that are not among them.
+
+        For whoever uses all groups exclusively, after all work. Groups that stay keep residents,
+        pins and addresses; admissions of before refuse.
+
+        Args:
+            groups: By name; open ones, of this pool's driver.
+            grown: Names of new ones that hold what the old ones of these names held.
+        """
+        old, same = self.groups, set(grown)
+        staying = {name for name, group in groups.items() if old.get(name) is group}
+        self._pins = {
+            name: self._pins.get(name, {}) if name in same | staying else {} for name in groups
+        }
+        self._doubtful &= staying
+        self._now = _Allocation(dict(groups), next(_serials), self.generation + 1)
+        for name, group in old.items():
+            if name not in staying:
+                group.close()
 
     def close(self) -> None:
         """Lets go of the memory; graphs that use it keep it. A second call does nothing."""
@@ -348,7 +363,7 @@ class SlotPool:
             if not 0 <= expert < most:
                 raise ConfigurationError(f"experts: expected 0 to {most - 1}, got {expert}")
         with self._changing([name]):
-            counts = dict(self._pins[name])
+            counts = dict(self._pins.get(name, {}))
             for expert in listed:
                 counts[expert] = counts.get(expert, 0) + by
                 if counts[expert] < 0:
