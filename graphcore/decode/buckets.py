@@ -110,7 +110,7 @@ class DecodeBuckets(NotCopied):
         with ExitStack() as undo:
             undo.callback(self.close)
             for bucket in self.buckets:
-                self._runners[bucket] = CUDAGraphAR(
+                runner = CUDAGraphAR(
                     model,
                     self.cache.view(
                         batch_size=branches * bucket.batch_size, max_seq_len=bucket.max_seq_len
@@ -124,6 +124,9 @@ class DecodeBuckets(NotCopied):
                     prefill_chunk_size=prefill_chunk_size,
                     guidance=guidance,
                 )
+                for first in list(self._runners.values())[:1]:  # they never run at the same time
+                    runner._lane.follow(first._lane)
+                self._runners[bucket] = runner
             self._capture_all(progress=progress)
             undo.pop_all()
 

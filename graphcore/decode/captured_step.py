@@ -15,15 +15,14 @@ from typing import Any
 import torch
 
 from graphcore.decode import decoder_stack
+from graphcore.decode.capture_lane import CaptureLane
 from graphcore.decode.compiled_step import Compile, CompiledStep
 from graphcore.decode.number_tensors import numbers_filled
 from graphcore.decode.one_launch import OneLaunch
 from graphcore.decode.step import DecodeStep
-from graphcore.driver import Driver
-from graphcore.executable import Capture, Graph, GraphExec, capture
-from graphcore.executable.capture_options import LegacyWork
+from graphcore.executable import Capture, Graph, GraphExec
 from graphcore.executable.rebinding import RebindOutcome
-from graphcore.interop.torch import MemoryPool, annotate_modules
+from graphcore.interop.torch import annotate_modules
 
 _warmup_steps = 2
 
@@ -125,12 +124,7 @@ class CapturedStep:
 
 
 def capture_step(
-    step: DecodeStep,
-    driver: Driver,
-    *,
-    on_legacy_work: LegacyWork = "error",
-    compile_how: Compile = False,
-    pool: MemoryPool | None = None,
+    step: DecodeStep, lane: CaptureLane, *, compile_how: Compile = False
 ) -> CapturedStep:
     """Warms up and captures one step of ``step`` at the cache's position.
 
@@ -146,7 +140,7 @@ def capture_step(
     at = min(held, cache.max_seq_len - 1)  # a full cache has no free slot to warm up in
     slot = cache.saved_slot(at)
     saved = step.saved()
-    capturing = capture(driver=driver, on_legacy_work=on_legacy_work, pool=pool)
+    capturing = lane.capture()
     compiled = None if compile_how is False else CompiledStep(step, compile_how)
 
     def warm_up() -> None:

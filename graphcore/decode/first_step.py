@@ -13,11 +13,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from graphcore.decode import transformers_encoder_decoder as families
+from graphcore.decode.capture_lane import CaptureLane
 from graphcore.decode.prompt_graphs import PromptGraphs
-from graphcore.driver import Driver
 from graphcore.errors import ConfigurationError
-from graphcore.executable.capture_options import LegacyWork
-from graphcore.interop.torch import MemoryPool
 
 if TYPE_CHECKING:
     from graphcore.decode.encoder_decoder_forward import EncoderDecoderForward
@@ -26,10 +24,8 @@ if TYPE_CHECKING:
 class FirstStep(PromptGraphs):
     """Graphs of first tokens: one for all encoder lengths, or one for each that is read exactly."""
 
-    def __init__(
-        self, driver: Driver, on_legacy_work: LegacyWork, pool: MemoryPool | None = None
-    ) -> None:
-        super().__init__("first step", driver, on_legacy_work, pool)
+    def __init__(self, lane: CaptureLane) -> None:
+        super().__init__("first step", lane)
 
     def __call__(self, forward: EncoderDecoderForward, tokens: torch.Tensor) -> torch.Tensor:
         """Logits ``[R, V]`` of ``tokens [R, 1]``; the cross half of the forward's cache is empty.

@@ -10,13 +10,11 @@ import os
 
 import torch
 
+from graphcore.decode.capture_lane import CaptureLane
 from graphcore.decode.forward import Feed, Forward, in_one_piece
 from graphcore.decode.prompt_graphs import PromptGraphs
 from graphcore.decode.sizes import check_positive
-from graphcore.driver import Driver
 from graphcore.errors import ConfigurationError
-from graphcore.executable.capture_options import LegacyWork
-from graphcore.interop.torch import MemoryPool
 
 
 class Chunks:
@@ -37,14 +35,8 @@ class Chunks:
 class CapturedChunks(PromptGraphs, Chunks):
     """As :class:`Chunks`; full chunks replay a graph of their own, the rest is eager."""
 
-    def __init__(
-        self,
-        size: int,
-        driver: Driver,
-        on_legacy_work: LegacyWork,
-        pool: MemoryPool | None = None,
-    ) -> None:
-        PromptGraphs.__init__(self, "chunk", driver, on_legacy_work, pool)
+    def __init__(self, size: int, lane: CaptureLane) -> None:
+        PromptGraphs.__init__(self, "chunk", lane)
         Chunks.__init__(self, size)
 
     def __call__(self, forward: Forward, ids: torch.Tensor) -> torch.Tensor:
@@ -64,20 +56,13 @@ class CapturedChunks(PromptGraphs, Chunks):
         return self._forwarded(forward, chunk, forward.logits, key)
 
 
-def feed_for(
-    chunk_size: int | None,
-    driver: Driver,
-    on_legacy_work: LegacyWork,
-    pool: MemoryPool | None,
-    *,
-    captured: bool,
-) -> Feed:
+def feed_for(chunk_size: int | None, lane: CaptureLane, *, captured: bool) -> Feed:
     """How a runner forwards prompts: in one piece, in chunks, or in captured chunks."""
     if chunk_size is None:
         return in_one_piece
     if not captured:
         return Chunks(chunk_size)
-    return CapturedChunks(chunk_size, driver, on_legacy_work, pool)
+    return CapturedChunks(chunk_size, lane)
 
 
 def check_prefill(chunk_size: int | None, capture_prefill: bool) -> None:

@@ -15,6 +15,7 @@ import torch
 
 from graphcore.decode.cache_binding import bind_variants
 from graphcore.decode.cache_state import static_zeros
+from graphcore.decode.capture_lane import CaptureLane
 from graphcore.decode.captured_step import CapturedStep, named_modules
 from graphcore.decode.forward import Forward
 from graphcore.decode.guidance import GuidedForward
@@ -22,10 +23,6 @@ from graphcore.decode.number_tensors import numbers_filled
 from graphcore.decode.static_cache import StaticKVCache
 from graphcore.decode.surroundings import surroundings
 from graphcore.decode.variants import Variants
-from graphcore.driver import Driver
-from graphcore.executable import capture
-from graphcore.executable.capture_options import LegacyWork
-from graphcore.interop.torch import MemoryPool
 
 _log = logging.getLogger("graphcore")
 
@@ -35,18 +32,12 @@ class PromptGraphs:
 
     Args:
         kind: What a piece is called: in the log, and before the names of its tensors.
-        driver: Where the graphs live.
-        on_legacy_work: As of :func:`graphcore.capture`.
-        pool: As of :func:`graphcore.capture`.
+        lane: Where they are captured.
     """
 
-    def __init__(
-        self, kind: str, driver: Driver, on_legacy_work: LegacyWork, pool: MemoryPool | None
-    ) -> None:
+    def __init__(self, kind: str, lane: CaptureLane) -> None:
         self._kind = kind
-        self._driver = driver
-        self._on_legacy_work = on_legacy_work
-        self._pool = pool
+        self._lane = lane
         self._variants = Variants()
         self._tokens: torch.Tensor | None = None
         self._logits: torch.Tensor | None = None
@@ -113,7 +104,7 @@ class PromptGraphs:
         if found is None:
             self._variants.put(key, self._captured(forward, self._tokens, run, begin))
             self._uncounted += 1
-            _log.info("captured the %s on driver %s", self._kind, self._driver.name)
+            _log.info("captured the %s on driver %s", self._kind, self._lane.driver.name)
         else:
             found.executable.launch()
             forward.cache._state.seen = forward.cache.seen_tokens + piece.shape[1]
@@ -128,9 +119,7 @@ class PromptGraphs:
         begin: Callable[[], object],
     ) -> CapturedStep:
         """Forwards the piece for real, and captures the same."""
-        capturing = capture(
-            driver=self._driver, on_legacy_work=self._on_legacy_work, pool=self._pool
-        )
+        capturing = self._lane.capture()
         made: list[torch.Tensor] = []
         capturing.warm_up(lambda: made.append(run(tokens)), 1)
         buffer = self._logits

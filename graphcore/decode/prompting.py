@@ -16,6 +16,7 @@ import torch
 
 from graphcore.decode import checks
 from graphcore.decode.cache_state import refuse_inside_capture
+from graphcore.decode.capture_lane import CaptureLane
 from graphcore.decode.captured_step import CapturedStep, capture_step
 from graphcore.decode.compiled_step import Compile
 from graphcore.decode.exchanging import Exchanging
@@ -28,8 +29,6 @@ from graphcore.decode.step import DecodeStep
 from graphcore.decode.undoing import taken_back
 from graphcore.decode.variants import Variants
 from graphcore.driver import Driver
-from graphcore.executable.capture_options import LegacyWork
-from graphcore.interop.torch import MemoryPool
 
 _log = logging.getLogger("graphcore")
 
@@ -44,8 +43,7 @@ class Prompting(Guarding, Exchanging):
     _variants: Variants
     _captured: CapturedStep | None
     _compile: Compile
-    _on_legacy_work: LegacyWork
-    _pool: MemoryPool | None
+    _lane: CaptureLane
 
     # ---- what the runner does -------------------------------------------------------------------
 
@@ -126,13 +124,7 @@ class Prompting(Guarding, Exchanging):
             self._prompt_graphs.look(self._step.forward)
         found = self._variants.get(self._step.key)
         if found is None:
-            found = capture_step(
-                self._step,
-                self.driver,
-                on_legacy_work=self._on_legacy_work,
-                compile_how=self._compile,
-                pool=self._pool,
-            )
+            found = capture_step(self._step, self._lane, compile_how=self._compile)
             self._variants.put(self._step.key, found)
             self._count_for_guards(found.executable)
             self.captures += 1

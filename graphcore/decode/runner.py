@@ -18,6 +18,7 @@ import torch
 from graphcore.decode import checks, prompt
 from graphcore.decode.cache_binding import CacheBinding
 from graphcore.decode.cache_state import is_capturing, refuse_inside_capture
+from graphcore.decode.capture_lane import CaptureLane
 from graphcore.decode.captured_step import CapturedStep
 from graphcore.decode.compiled_step import Compile, check_compile
 from graphcore.decode.first_step import FirstStep, check_first_step
@@ -156,15 +157,14 @@ class CUDAGraphAR(Holding, Generating, NotCopied):
         self.captures = 0
         self.rebinds = 0
         self.last_binding: CacheBinding | None = None
-        self._on_legacy_work = on_legacy_work
         self._compile = compile
-        self._pool = pool
+        self._lane = CaptureLane(self.driver, on_legacy_work, pool)
         self._sampling = sampling or Sampling.greedy()
         self._eager_because = None if capture else "capture=False"
         self._guide = None if guidance is None else Guide(guidance, self.cache.device)
-        where = self.driver, on_legacy_work, pool
-        self._feed = feed_for(prefill_chunk_size, *where, captured=capture_prefill and capture)
-        self._first = FirstStep(*where) if capture_first_step and capture else None
+        captures_chunks = capture_prefill and capture
+        self._feed = feed_for(prefill_chunk_size, self._lane, captured=captures_chunks)
+        self._first = FirstStep(self._lane) if capture_first_step and capture else None
         self._prompt_graphs = AllPromptGraphs(self._feed, self._first)
         self._step = self._step_for(self.cache)
         self._variants = Variants()
@@ -293,6 +293,7 @@ class CUDAGraphAR(Holding, Generating, NotCopied):
             self._captured = None
             self._variants.close()
             self._prompt_graphs.close()
+            self._lane.close()
             self._gave_back = True
 
     def __enter__(self) -> CUDAGraphAR:

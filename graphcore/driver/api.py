@@ -48,6 +48,7 @@ from graphcore.errors import CudaError
 
 if TYPE_CHECKING:
     from graphcore.driver.kernel import Kernel
+    from graphcore.driver.lent_streams import StreamStore
     from graphcore.driver.streams import Event, Stream
 
 CaptureMode = Literal["global", "thread_local", "relaxed"]
@@ -94,6 +95,29 @@ class Driver(ABC):
         from graphcore.driver.streams import Stream
 
         return Stream(self, self.create_stream(blocking=blocking, priority=priority), owned=True)
+
+    def capture_stream(self, *, blocking: bool = False) -> Stream:
+        """A stream to capture on, which goes back when nobody holds it; graphs hold theirs.
+
+        The next one gets it, with what libraries keep for it (torch: 32 MiB for products).
+        """
+        return self.capture_streams.lend(self, blocking=blocking)
+
+    @property
+    def capture_streams(self) -> StreamStore:
+        """The streams that :meth:`capture_stream` lends: how many are ``lent``, and ``idle``."""
+        from graphcore.driver.lent_streams import StreamStore
+
+        store: StreamStore = self.__dict__.get("_capture_streams") or self.__dict__.setdefault(
+            "_capture_streams", StreamStore()
+        )
+        return store
+
+    def _destroy_capture_streams(self) -> None:
+        """Destroys those that nobody holds; a part of :meth:`close`."""
+        store: StreamStore | None = self.__dict__.get("_capture_streams")
+        if store is not None:
+            store.close(self.destroy_stream)
 
     def event(self, *, timing: bool = False) -> Event:
         """A new event that the returned object owns."""

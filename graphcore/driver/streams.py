@@ -37,7 +37,7 @@ class Stream:
         self.handle = handle
         self.owned = owned
         self._keep = keep  # the foreign object whose stream this is
-        self._closer = weakref.finalize(self, _destroy, driver.destroy_stream, handle)
+        self._closer = self._when_dropped()
         self._closer.atexit = False
         if not owned:
             self._closer.detach()
@@ -89,6 +89,9 @@ class Stream:
             self._users = weakref.WeakSet()
         self._users.add(user)
 
+    def _when_dropped(self) -> weakref.finalize[..., Stream]:
+        return weakref.finalize(self, destroy_quietly, self.driver.destroy_stream, self.handle)
+
     def _live(self) -> StreamHandle:
         if self._closed:
             raise LifecycleError("stream: expected an open stream, got a closed one")
@@ -116,7 +119,7 @@ class Event:
     def __init__(self, driver: Driver, handle: EventHandle) -> None:
         self.driver = driver
         self.handle = handle
-        self._closer = weakref.finalize(self, _destroy, driver.destroy_event, handle)
+        self._closer = weakref.finalize(self, destroy_quietly, driver.destroy_event, handle)
         self._closer.atexit = False
 
     def synchronize(self) -> None:
@@ -176,7 +179,8 @@ def as_stream(driver: Driver, stream: Any) -> Stream:
     return Stream(driver, stream_handle(stream), owned=False, keep=stream)
 
 
-def _destroy(destroy: Any, handle: int) -> None:
+def destroy_quietly(destroy: Any, handle: int) -> None:
+    """Destroys from a finalizer, where nothing can be raised: a failure becomes a warning."""
     try:
         destroy(handle)
     except GraphcoreError as error:

@@ -155,7 +155,7 @@ class Fork(NotCopied):
 
 
 def fork_stream(driver: Driver, capture: ActiveCapture, given: Any, origin: Stream) -> Stream:
-    """The side stream of a fork: a new one as the capture stream is, or the given one.
+    """The side stream of a fork: a lent one as the capture stream is, or the given one.
 
     Raises:
         ConfigurationError: A default stream, the branch's own, or a blocking one where legacy work
@@ -166,7 +166,7 @@ def fork_stream(driver: Driver, capture: ActiveCapture, given: Any, origin: Stre
     if given is None:
         before = driver.exchange_capture_mode("relaxed")  # making a stream may be unsafe to CUDA
         try:
-            return driver.stream(blocking=capture.breaks_on_legacy_work)
+            return driver.capture_stream(blocking=capture.breaks_on_legacy_work)
         finally:
             driver.exchange_capture_mode(before)
     stream = as_stream(driver, given)

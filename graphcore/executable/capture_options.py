@@ -76,10 +76,10 @@ def refuse_second() -> None:
 
 
 def fitting_stream(driver: Driver, given: Any, on_legacy_work: LegacyWork) -> Stream:
-    """A new stream, or the given one where it fits; raises as :func:`capture` says."""
+    """A lent stream, or the given one where it fits; raises as :func:`capture` says."""
     wants_blocking = on_legacy_work == "error"
     if given is None:
-        return driver.stream(blocking=wants_blocking)
+        return driver.capture_stream(blocking=wants_blocking)
     stream = as_stream(driver, given)
     if stream.handle in (0, 1, 2):
         raise ConfigurationError(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -24,11 +24,10 @@ from graphcore.executable.capture_options import (
     check_label,
     check_options,
     check_pool,
-    fitting_stream,
     refuse_busy,
     refuse_second,
-    stream_for_pool,
 )
+from graphcore.executable.capture_place import CapturePlace
 from graphcore.executable.explain import explain_end, explain_failure, note_for
 from graphcore.executable.graph import Graph
 from graphcore.executable.graph_exec import forget_bindings
@@ -36,10 +35,7 @@ from graphcore.executable.handles import NotCopied
 from graphcore.executable.legacy_work import follow_current_stream
 from graphcore.executable.location import caller
 from graphcore.executable.resting import resting_collector
-from graphcore.interop import choose_driver, use_stream
-from graphcore.interop.torch import MemoryPool, annotate_modules, without_cached_casts
-from graphcore.resources.driver_argument import checked_driver
-from graphcore.resources.lifetime import Owner, OwnerSet, collect
+from graphcore.interop.torch import MemoryPool, annotate_modules
 
 _log = logging.getLogger("graphcore")
 
@@ -65,11 +61,9 @@ class Capture(NotCopied):
         self.mode = mode
         self.on_legacy_work = on_legacy_work
         self.expect = expect
-        self._given = (stream, driver)
-        self._driver: Driver | None = None
-        self._stream: Stream | None = None
-        self._shared_pool = pool
-        self._pool: MemoryPool | None = None
+        self._given = (stream, driver, pool)
+        self._chosen: CapturePlace | None = None
+        self._multiplies = False
         self._active: active.ActiveCapture | None = None
         self._blocks = ExitStack()
         self._annotations: list[tuple[int, int, str]] = []
@@ -83,16 +77,12 @@ class Capture(NotCopied):
     @property
     def driver(self) -> Driver:
         """The driver that captures."""
-        self._prepare()
-        assert self._driver is not None
-        return self._driver
+        return self._place.driver
 
     @property
     def stream(self) -> Stream:
         """The capture stream."""
-        self._prepare()
-        assert self._stream is not None
-        return self._stream
+        return self._place.stream
 
     @property
     def graph(self) -> Graph:
@@ -177,6 +167,14 @@ class Capture(NotCopied):
         self._forks.append(fork)
         return fork
 
+    def expect_products(self) -> None:
+        """Says that the step multiplies matrices through torch.
+
+        The workspaces for it are then made in memory that belongs to the capture stream, before
+        the warm-up. What is not said is found out: they are made where torch does, and kept.
+        """
+        self._multiplies = True
+
     def warm_up(self, step: Callable[[], object], times: int) -> None:
         """Runs ``step`` where the capture will, for real, and waits for it.
 
@@ -190,19 +188,21 @@ class Capture(NotCopied):
         """
         self._refuse_reuse()
         refuse_second()
-        self._prepare()
-        follow_current_stream(self.driver, self.stream)
+        place = self._place
+        follow_current_stream(place.driver, place.stream)
         try:
-            with self._surroundings():
+            with place.surroundings(multiplies=self._multiplies):
                 for _ in range(times):
                     step()
         except BaseException as error:
             try:  # what ran of it still writes memory
-                self.stream.synchronize()
+                place.stream.synchronize()
             except CudaError as second:
+                place.give_up_streams()
                 error.add_note(f"waiting for the warm-up that failed: {second}")
             raise
-        self.stream.synchronize()
+        place.stream.synchronize()
+        place.keep_workspaces()
 
     def __repr__(self) -> str:
         if self._graph is not None:
@@ -216,9 +216,9 @@ class Capture(NotCopied):
     def __enter__(self) -> Capture:
         self._refuse_reuse()
         refuse_second()
-        self._prepare()
+        place = self._place
         self._is_used = True
-        refuse_busy(self.driver, self.stream)  # given streams may have become busy since
+        refuse_busy(place.driver, place.stream)  # given streams may have become busy since
         try:
             self._begin(f"the capture begun at {caller()} on stream {self.stream.handle:#x}")
             return self
@@ -231,7 +231,7 @@ class Capture(NotCopied):
         driver, stream = self.driver, self.stream.handle
         with ExitStack() as blocks:
             blocks.enter_context(resting_collector())
-            blocks.enter_context(self._surroundings())
+            blocks.enter_context(self._place.surroundings(multiplies=self._multiplies))
             capture = active.ActiveCapture(
                 driver,
                 stream,
@@ -247,6 +247,7 @@ class Capture(NotCopied):
             except CudaError:  # it has not begun: what the stream may be doing is somebody else's
                 self._active = None
                 active.drop(capture)
+                self._place.give_up_streams()
                 raise
             blocks.push(self._end)
             blocks.enter_context(driver.recording(stream))
@@ -301,7 +302,8 @@ class Capture(NotCopied):
             loose = loose_ends(driver, stream, self._forks, self._annotations)
         handle, failure = end_once(driver, stream, ended)
         self._active = None
-        self._forks = []
+        if failure is not None:
+            self._place.give_up_streams(self._forks)
         if error is not None:
             if handle is not None:
                 destroy_graph(self.driver, handle)
@@ -316,62 +318,43 @@ class Capture(NotCopied):
             raise explain_end(failure, name, troubles=troubles, loose=loose) from failure
         assert handle is not None
         self._finish(handle, name, ended.owners)
+        self._place.keep_workspaces(self._forks)
+        self._forks = []
 
     def _finish(self, handle: GraphHandle, name: str, kept: list[tuple[object, str]]) -> None:
         try:
-            owners = self._owners(kept)
+            owners = self._place.owners(kept)
         except BaseException:  # a user's container may raise when it is looked through
             destroy_graph(self.driver, handle)
             raise
         graph = Graph(self.driver, handle, owners=owners, annotations=tuple(self._annotations))
         check_finished(graph, name, self.expect)
-        if self._pool is not None:
-            self._pool.note_capture(graph.runs)
+        if self._place.pool is not None:
+            self._place.pool.note_capture(graph.runs)
         self._graph = graph
-
-    def _owners(self, kept: list[tuple[object, str]]) -> OwnerSet:
-        owners = [Owner(self.stream, "capture stream")]
-        if self._pool is not None:
-            owners.append(Owner(self._pool, "torch memory pool"))
-        for obj, label in kept:
-            owners.extend(collect(obj, label))
-        return OwnerSet(owners)
 
     def _abandon(self) -> None:
         """Drops everything a failed capture holds: pool, stream, owners."""
         if self._active is not None:  # Ctrl-C came before its end
             abandon(self.driver, self.stream.handle, self._active)
             self._active = None
-            self._forks = []
+            self._place.give_up_streams(self._forks)
+        self._forks = []
         if self._graph is not None:
             self._graph.close()
             self._graph = None
-        self._pool = None
+        if self._chosen is not None:
+            self._chosen.pool = None
         self._blocks = ExitStack()
 
     # ---- helpers -------------------------------------------------------------------------------
 
-    def _prepare(self) -> None:
-        """Chooses driver and stream, makes the pool; the first call decides."""
-        if self._driver is not None:
-            return
-        stream, driver = self._given
-        chosen = choose_driver(stream) if driver is None else checked_driver(driver)
-        shared = self._shared_pool
-        if shared is not None:
-            stream = stream_for_pool(chosen, stream, shared, self.on_legacy_work)
-        self._stream = fitting_stream(chosen, stream, self.on_legacy_work)
-        if chosen.is_emulated:
-            self._pool = None  # what it records keeps its memory by itself
-        else:
-            self._pool = MemoryPool(chosen.device) if shared is None else shared
-        self._driver = chosen
-
-    @contextmanager
-    def _surroundings(self) -> Iterator[None]:
-        pool = nullcontext() if self._pool is None else self._pool.use()
-        with use_stream(self.driver, self.stream), without_cached_casts(), pool:
-            yield
+    @property
+    def _place(self) -> CapturePlace:
+        """Where it captures; the first call decides."""
+        if self._chosen is None:
+            self._chosen = CapturePlace(*self._given, self.on_legacy_work)
+        return self._chosen
 
     def _under_way(self, what: str) -> active.ActiveCapture:
         if self._active is None:

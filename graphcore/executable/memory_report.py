@@ -21,6 +21,7 @@ from graphcore.driver.records import (
 )
 from graphcore.executable.calibration import node_memory
 from graphcore.interop.torch import MemoryPool
+from graphcore.interop.torch_workspaces import workspace_bytes
 from graphcore.resources.lifetime import OwnerSet
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ class MemoryReport:
         nodes: Nodes, those of inner graphs included.
         bytes_per_node: Device memory of one, as measured on this driver.
         owner_bytes: Tensors that the graph keeps alive, outside the pool; overlaps count once.
+        workspace_bytes: What torch's products work in, of the graph's capture streams: they stay
+            with the streams, for the next captures. Not in the totals.
     """
 
     pool_bytes: int
@@ -50,6 +53,7 @@ class MemoryReport:
     nodes: int
     bytes_per_node: float
     owner_bytes: int
+    workspace_bytes: int = 0
 
     @property
     def node_bytes(self) -> int:
@@ -77,6 +81,8 @@ class MemoryReport:
             ("in all", self.total_bytes, ""),
             ("kept alive, others' memory", self.owner_bytes, ""),
         ]
+        if self.workspace_bytes:
+            lines.append(("workspaces of its streams", self.workspace_bytes, ""))
         return "\n".join(f"{name:<28}{in_words(size):>12}{more}" for name, size, more in lines)
 
 
@@ -93,6 +99,7 @@ def memory_report(graph: Graph) -> MemoryReport:
         nodes=nodes,
         bytes_per_node=node_memory(driver).bytes_per_node,
         owner_bytes=covered_bytes(_tensor_spans(graph.owners), private),
+        workspace_bytes=sum(workspace_bytes(owner.object) for owner in graph.owners),
     )
 
 

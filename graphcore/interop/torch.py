@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
 from typing import Any, Protocol
 
 from graphcore.driver import Driver, Stream
+from graphcore.driver.lent_streams import is_given_up
 from graphcore.errors import ConfigurationError, DriverUnavailable
 from graphcore.interop.pool_snapshot import pool_snapshot
 from graphcore.interop.pool_uses import pool_uses
@@ -154,17 +156,29 @@ class MemoryPool:
     def capture_stream(self, driver: Driver, *, blocking: bool) -> Stream:
         """The stream that captures into this pool take where none is given."""
         key = (driver.context_id(), blocking)
-        if key not in self._streams:
-            self._streams[key] = driver.stream(blocking=blocking)
+        if key not in self._streams or is_given_up(self._streams[key]):
+            self._streams[key] = driver.capture_stream(blocking=blocking)
         return self._streams[key]
+
+    @property
+    def library(self) -> Any:
+        """torch; None where it has no device."""
+        return self._torch
+
+    def pieces(self) -> list[dict[str, Any]]:
+        """What torch's snapshot says of every segment it holds for the pool."""
+        return self.reader()()
+
+    def reader(self) -> Callable[[], list[dict[str, Any]]]:
+        """Reads :meth:`pieces`, also for who keeps torch's pool when this object is gone."""
+        if self.pool is None:
+            return list
+        assert self._torch is not None
+        return partial(pool_snapshot, self._torch.cuda.memory_snapshot, self.pool.id)
 
     def segments(self) -> list[tuple[int, int]]:
         """(address, bytes) of every segment torch holds for the pool."""
-        if self.pool is None:
-            return []
-        assert self._torch is not None
-        pieces = pool_snapshot(self._torch.cuda.memory_snapshot, self.pool.id)
-        return [(piece["address"], piece["total_size"]) for piece in pieces]
+        return [(piece["address"], piece["total_size"]) for piece in self.pieces()]
 
     def bytes(self) -> int:
         """Bytes of all segments: what the pool takes of the device, used or not."""

@@ -82,6 +82,7 @@ class CudaDriver(StreamCalls, MemoryCalls, CaptureCalls, ExecutableCalls):
 
     def close(self) -> None:
         """Forgets what was loaded. The context and the modules stay: graphs may hold them."""
+        self._destroy_capture_streams()
         self._functions.clear()
         self._layouts.clear()
         self._conditionals.clear()

@@ -129,6 +129,7 @@ class EmulatedDriver(GraphCalls):
     def close(self) -> None:
         if not self._closed:
             self._closed = True
+            self._destroy_capture_streams()
             self._machine.memory.drop_retained()
 
     # ---- streams and events -------------------------------------------------------------------
