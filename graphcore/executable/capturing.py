@@ -36,7 +36,7 @@ def capture(
 
     Args:
         stream: Where to capture: a stream of graphcore, torch, CuPy or cuda.core, a handle, or
-            None for a new one.
+            None for one that is lent: no graph that lives was captured on it.
         driver: None is the driver of ``stream``, else what ``open_driver`` would open.
         mode: What other threads may do meanwhile. "thread_local": this thread must not make
             potentially unsafe calls (allocation, say); "global": no thread; "relaxed": all may.

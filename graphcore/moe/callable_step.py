@@ -193,7 +193,7 @@ class CallableStep:
 
     def _own_stream(self) -> Stream:
         if self._side is None:
-            self._side = self.driver.stream(blocking=True)
+            self._side = self.driver.capture_stream(blocking=True)
         return self._side
 
     @property
