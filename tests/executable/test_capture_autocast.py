@@ -13,7 +13,7 @@ from helpers.tensors import device_of, replay
 import graphcore
 from graphcore import Graph
 from graphcore.driver import Driver
-from graphcore.executable import capture_session
+from graphcore.executable import capture_place
 
 
 class Product:
@@ -123,7 +123,7 @@ def test_with_casts_that_are_kept_the_graph_would_not_follow_its_weights(
     if not graphcore_driver.is_emulated:
         pytest.skip("the graph would read memory that is freed")
     without: Callable[[], Any] = nullcontext
-    monkeypatch.setattr(capture_session, "without_cached_casts", without)
+    monkeypatch.setattr(capture_place, "without_cached_casts", without)
     product = Product(graphcore_driver)
     with product.autocast():
         product.step()

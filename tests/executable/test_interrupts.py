@@ -21,6 +21,7 @@ _FILES = (
     "driver/active.py",
     "executable/branches.py",
     "executable/capture_ending.py",
+    "executable/capture_place.py",
     "executable/capture_session.py",
     "executable/resting.py",
 )
