@@ -15,6 +15,7 @@ from graphcore.decode.cache_layer import Pair, StaticLayer, bytes_of, of_one_dty
 from graphcore.decode.cache_state import CacheState, CacheWatcher, is_capturing
 from graphcore.decode.static_cache import StaticKVCache
 from graphcore.decode.surroundings import autocast_dtype
+from graphcore.driver import active
 from graphcore.errors import CapacityError, CaptureError, ConfigurationError, LifecycleError
 
 
@@ -23,7 +24,7 @@ class CrossState(CacheState):
 
     Attributes:
         whole: Whether the layers show their whole buffers, not only the encoder's length.
-        is_first_step: Whether the forward under way is one that may be captured with its writes.
+        permit: A capture that keeps it may write the cross half: it is that of a first step.
         contents: Counts what was written or dropped outside of compiled regions: equal counts mean
             the same encoder prompt.
     """
@@ -34,7 +35,7 @@ class CrossState(CacheState):
         self.__dict__.update(vars(of))  # the same length tensor, whose address stays
         self._decoder = decoder
         self.whole = False
-        self.is_first_step = False
+        self.permit = object()
         self.contents = 0
 
     @property
@@ -58,6 +59,11 @@ class CrossState(CacheState):
         """Tells the watchers, except ``by``, that the contents are not what they left."""
         self.contents += 1
         self._decoder.emptied(f"the cross half: {reason}", by=by)
+
+    def is_permitted(self) -> bool:
+        """Whether the capture under way is that of a first step, which writes at each replay."""
+        capture = active.current()
+        return capture is not None and any(each is self.permit for each, _ in capture.owners)
 
     def hold(self, length: int) -> None:
         """Says that the encoder's ``length`` tokens are written in every layer."""
@@ -126,7 +132,7 @@ class CrossLayer(StaticLayer):
                 f"capacity), got {length}. Nothing was written"
             )
         is_captured = not torch.compiler.is_compiling() and is_capturing()
-        if is_captured and not self._state.is_first_step:
+        if is_captured and not self._state.is_permitted():
             raise CaptureError(
                 f"{self.name}: its K/V are not written yet, and a capture would project and write "
                 "them at every replay; forward the prompt once before the capture"

@@ -41,14 +41,13 @@ class FirstStep(PromptGraphs):
 
     def _first_step(self, forward: EncoderDecoderForward, tokens: torch.Tensor) -> torch.Tensor:
         self.look(forward)
-        cache, key = forward.cache, ("first step", *forward.first_key)
-        cache.encoder_state.is_first_step = True
-        try:
-            return self._forwarded(
-                forward, tokens, forward.first_logits, key, begin=cache.unmark_encoder
-            )
-        finally:
-            cache.encoder_state.is_first_step = False
+        key = ("first step", *forward.first_key)
+        begin = forward.cache.unmark_encoder
+        return self._forwarded(forward, tokens, forward.first_logits, key, begin=begin)
+
+    def _kept(self, forward: Any) -> dict[str, object]:
+        """What lets the capture write the cross half."""
+        return {**super()._kept(forward), "first step": forward.cache.encoder_state.permit}
 
 
 def check_first_step(model: Any, capture_first_step: bool) -> None:

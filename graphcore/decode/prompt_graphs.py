@@ -135,10 +135,15 @@ class PromptGraphs:
         ):
             for name, tensor in self._named(forward).items():
                 capturing.keep(tensor, name)
-            capturing.keep(forward.model, "model")
+            for label, kept in self._kept(forward).items():
+                capturing.keep(kept, label)
             buffer.copy_(run(tokens))
         executable = capturing.graph.instantiate(guard="owners")
         return CapturedStep(capturing.graph, executable, forward.model)
+
+    def _kept(self, forward: Forward) -> dict[str, object]:
+        """What else the graph keeps alive, by label."""
+        return {"model": forward.model}
 
     def _named(self, forward: Forward) -> dict[str, torch.Tensor]:
         assert self._tokens is not None, "graphs exist only after the first piece"

@@ -14,11 +14,13 @@ from helpers.encoder_decoder_models import (
     encoder_inputs,
     make_encoder_decoder,
 )
+from helpers.interrupts import press_at
 
 from graphcore import Graph
 from graphcore.decode import CUDAGraphAR, EncoderDecoderKVCache
 from graphcore.decode.first_step import FirstStep
 from graphcore.driver import Driver
+from graphcore.driver.emulated import EmulatedDriver
 from graphcore.errors import ConfigurationError
 
 NEW = 12
@@ -199,14 +201,51 @@ def test_a_first_step_that_fails_leaves_a_runner_that_works(
     with make_runner(graphcore_driver) as runner:
         inputs = inputs_for(runner, "t5", PROMPTS[0])
         expected = eager_ids(runner.model, inputs, NEW)
-        state = runner.cache.encoder_state
         with monkeypatch.context() as patch:
             patch.setattr(FirstStep, "_captured", _failing)
             with pytest.raises(RuntimeError, match="no capture today"):
                 runner.capture(**inputs)
-        assert not state.is_first_step
         assert runner.cache.encoder_tokens == 0
         assert torch.equal(runner.generate(max_new_tokens=NEW, **inputs), expected)
+
+
+_FILES = tuple(
+    f"decode/{name}.py"
+    for name in (
+        "cross_cache", "encoder_decoder_cache", "encoder_decoder_forward", "first_step", "padding",
+        "prompt_graphs", "prompting",
+    )
+)  # fmt: skip
+
+
+# in a finalizer nothing can be raised: Python prints it and goes on
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("again", [False, True], ids=["replayed", "captured again"])
+def test_ctrl_c_at_any_line_of_a_first_step_leaves_a_runner_that_works(again: bool) -> None:
+    driver = EmulatedDriver()
+    with make_runner(driver) as runner:
+        inputs = inputs_for(runner, "t5", PROMPTS[0])
+        begin = torch.tensor([[START, 11, 12], [0, START, 21]])
+        ragged = {"decoder_input_ids": begin, "decoder_attention_mask": begin != 0}
+        expected = eager_ids(runner.model, inputs, 4)
+        runner.capture(**inputs)
+        runner.capture(**ragged, **inputs)
+
+        def act() -> None:
+            if again:
+                cross = runner.cache.encoder_half.layers[1]
+                cross.keys = cross._keys.clone()
+            runner.capture(**ragged, **inputs)
+
+        places, _ = press_at(0, act, _FILES)
+        assert places > 60
+        stopped = set()
+        for number in range(1, places, places // (8 if again else 30) + 1):
+            _, where = press_at(number, act, _FILES)
+            stopped.add(where)
+            assert torch.equal(runner.generate(max_new_tokens=4, **inputs), expected)
+            assert runner.cache.seen_tokens == int(runner.position) == 5
+        assert len(stopped - {None}) > (3 if again else 10)
 
 
 def test_without_graphs_the_first_step_is_eager(
