@@ -6,18 +6,23 @@ changed nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from types import TracebackType
 from typing import Any
 
 import torch
 from graphcore_kernels import RoutePolicy
 
-from graphcore.driver import Driver, active
-from graphcore.errors import CaptureError, LifecycleError
+from graphcore.driver import Driver
+from graphcore.errors import ConfigurationError, LifecycleError
+from graphcore.moe.callable_step import CallableStep
 from graphcore.moe.expert_memory import ExpertMemory
+from graphcore.moe.graph_reuse import GraphReuse
 from graphcore.moe.layer_staging import staging_for
+from graphcore.moe.manifest_registry import ManifestRegistry
+from graphcore.moe.pool_manifest import manifest_of
 from graphcore.moe.products_plan import ProductsPlans
 from graphcore.moe.slot_experts import SlotExperts
 from graphcore.moe.slot_pool import SlotPool
@@ -25,6 +30,7 @@ from graphcore.moe.slot_products import SlotProducts
 from graphcore.moe.slot_state import SlotFault, SlotTotals
 from graphcore.moe.staged import StagedProducts
 from graphcore.moe.staging_memory import StagingMemory
+from graphcore.moe.torch_capture import refuse_inside_capture
 from graphcore.moe.transformers_experts import FoundExperts
 
 
@@ -84,6 +90,80 @@ class AcceleratedModel:
     @property
     def is_restored(self) -> bool:
         return self._is_restored
+
+    # ---- through GraphReuse ---------------------------------------------------------------------
+
+    def reuse(self, **options: Any) -> GraphReuse:
+        """A GraphReuse over the slots, whose manifest is theirs.
+
+        Args:
+            options: As of :class:`GraphReuse`, but ``driver``, ``pool`` and ``manifests``.
+
+        Raises:
+            ConfigurationError: As of :class:`GraphReuse`; a router that does not say its top_k.
+        """
+        manifests = ManifestRegistry()
+        orders = {each.layout for each in self._found}
+        if len(orders) > 1:
+            raise ConfigurationError(f"layers: expected banks in one order, got {sorted(orders)}")
+        manifests.replace(manifest_of(self.pool, top_k=self._choices(), order=orders.pop()))
+        self.pool.ownership = manifests.ownership
+        return GraphReuse(driver=self.driver, pool=self.pool, manifests=manifests, **options)
+
+    def step(
+        self,
+        identity: Hashable,
+        function: Callable[[], object],
+        *,
+        tensors: Mapping[str, Any],
+        rows: int,
+        values: Mapping[str, Hashable] | None = None,
+        capabilities: Sequence[Hashable] = (),
+    ) -> CallableStep:
+        """A step of the model as :meth:`GraphReuse.run` takes it, over all of its layers.
+
+        Args:
+            identity: Of its graph; steps of several row counts share one.
+            function: Runs the model on the current stream, over static tensors, without gradients.
+            tensors: Name -> static tensor that it reads or writes; what comes in first.
+            rows: Rows that reach the experts: batch times tokens.
+            values: Name -> whatever else it depends on.
+            capabilities: Whatever else selects kernels.
+
+        Raises:
+            CacheTypeError: Something declared as a tensor is none.
+            CaptureError: Inside a capture.
+            ConfigurationError: No tensors, or a router that does not say its top_k.
+        """
+        choices = self._choices()
+        uses = [layer.bind(rows, choices[name]) for name, layer in self.layers.items()]
+        return CallableStep(
+            identity,
+            function,
+            tensors=tensors,
+            groups=uses,
+            staged=None if self.staging is None else partial(self._run_staged, function),
+            values=values,
+            rows=rows,
+            capabilities=capabilities,
+            driver=self.driver,
+        )
+
+    def _run_staged(self, function: Callable[[], object]) -> None:
+        products = [layer.products for layer in self.layers.values()]
+        for each in products:
+            each.leaves_slots_alone = True
+        try:
+            function()
+        finally:
+            for each in products:
+                each.leaves_slots_alone = False
+
+    def _choices(self) -> dict[str, int]:
+        silent = [each.name for each in self._found if each.top_k is None]
+        if silent:
+            raise ConfigurationError(f"top_k: expected routers that say theirs, {silent} do not")
+        return {each.name: each.top_k or 1 for each in self._found}
 
     # ---- the end --------------------------------------------------------------------------------
 
@@ -202,10 +282,3 @@ class AcceleratedModel:
         """Gives memory that torch keeps for later back to the driver, whose pool needs it."""
         if not self.driver.is_emulated:
             torch.cuda.empty_cache()
-
-
-def refuse_inside_capture(action: str) -> None:
-    """Raises CaptureError while this thread records a graph, through graphcore or torch."""
-    initialized: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    if active.current() is not None or (initialized and torch.cuda.is_current_stream_capturing()):
-        raise CaptureError(f"{action}: not while a graph is captured; do it before the capture")

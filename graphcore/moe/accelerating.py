@@ -17,8 +17,9 @@ from graphcore_kernels import RoutePolicy
 from graphcore.driver import Driver
 from graphcore.errors import ConfigurationError
 from graphcore.interop import choose_driver
-from graphcore.moe.accelerated_model import AcceleratedModel, refuse_inside_capture
+from graphcore.moe.accelerated_model import AcceleratedModel
 from graphcore.moe.staging_memory import StagingMemory
+from graphcore.moe.torch_capture import refuse_inside_capture
 from graphcore.moe.transformers_experts import FoundExperts, find_experts
 from graphcore.resources.driver_argument import checked_driver
 

@@ -11,22 +11,23 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from graphcore_kernels import RoutePolicy, moe_grouped_gemm, route_plan
-from graphcore_kernels.route_layout import Shapes, output_shapes, table_shapes
+from graphcore_kernels.route_layout import output_shapes, table_shapes
 
 from graphcore.driver import Driver
 from graphcore.errors import ConfigurationError
 from graphcore.moe.kernel_call import KernelCall, place_address
 from graphcore.moe.product_options import ProductOptions
 from graphcore.moe.slots_needed import slots_needed
+from graphcore.moe.static_tensors import offsets_of
 from graphcore.resources.buffer import Buffer
 from graphcore.resources.dtypes import DTYPES
 from graphcore.resources.tensors import TensorRef, contiguous_strides
 
-X, IDS, WEIGHTS, OUT, SCRATCH = range(5)
+X, IDS, WEIGHTS, OUT, SCRATCH, OUTPUTS = range(6)
 """Places that a step fills in, in the order in which a launch takes their addresses."""
-GATE_UP, DOWN, ERROR = 5, 6, 7
+GATE_UP, DOWN, ERROR = 6, 7, 8
 """Places of a layer; its tables follow."""
-_FIRST_TABLE = 8
+_FIRST_TABLE = 9
 _ALIGNMENT = 256
 MOST_PLANS = 256
 
@@ -81,7 +82,9 @@ class ProductsPlan:
         route: The plan of slots; the copy of missing experts follows it.
         products: The kernels after that copy.
         forms: Of the two products.
-        scratch_bytes: What lies at place SCRATCH: outputs of the route plan, and between products.
+        scratch_bytes: What lies at place SCRATCH: between the products.
+        outputs_bytes: What lies at place OUTPUTS: those of the route plan, as ``SlotAdmission`` has
+            them.
     """
 
     sizes: ProductsSizes
@@ -89,6 +92,7 @@ class ProductsPlan:
     products: tuple[KernelCall, ...]
     forms: tuple[str, str]
     scratch_bytes: int
+    outputs_bytes: int
 
 
 def table_places() -> Mapping[str, int]:
@@ -138,7 +142,12 @@ def make_plan(sizes: ProductsSizes, driver: Driver, policy: RoutePolicy) -> Prod
         for name, (dtype, shape) in table_shapes(sizes.experts, sizes.slots).items()
     }
     scratch = _Scratch(view)
-    outputs = scratch.tensors(output_shapes(sizes.experts, rows, sizes.top_k))
+    shapes = output_shapes(sizes.experts, rows, sizes.top_k)
+    offsets, outputs_bytes = offsets_of(shapes)
+    outputs = {
+        name: view.at(OUTPUTS, dtype, shape, offsets[name])
+        for name, (dtype, shape) in shapes.items()
+    }
     inner = scratch.tensor(sizes.dtype, (routes, sizes.inner))
     space = moe_grouped_gemm.workspace_bytes(routes, sizes.hidden)
     workspace = scratch.tensor("uint8", (space,))
@@ -185,6 +194,7 @@ def make_plan(sizes: ProductsSizes, driver: Driver, policy: RoutePolicy) -> Prod
         ),
         (up.form.name, down.form.name),
         scratch.size,
+        outputs_bytes,
     )
 
 
@@ -229,6 +239,3 @@ class _Scratch:
         made = self._view.at(SCRATCH, dtype, shape, self.size)
         self.size += -(-made.nbytes // _ALIGNMENT) * _ALIGNMENT
         return made
-
-    def tensors(self, shapes: Shapes) -> dict[str, Buffer]:
-        return {name: self.tensor(dtype, shape) for name, (dtype, shape) in shapes.items()}

@@ -7,6 +7,7 @@ graph's. It has no parameters: a model's own are those that lie on the device.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,7 +15,9 @@ import torch
 from graphcore.driver import active
 from graphcore.errors import ConfigurationError, LifecycleError
 from graphcore.interop import current_stream
+from graphcore.moe.group_use import GroupUse
 from graphcore.moe.products_plan import ProductsSizes
+from graphcore.moe.route_binding import RouteBinding
 from graphcore.moe.slot_products import ProductsTensors, SlotProducts
 
 _ALIGNMENT = 16
@@ -47,6 +50,7 @@ class SlotExperts(torch.nn.Module):
         self.num_experts, self.hidden_dim = sizes.experts, sizes.hidden
         self.intermediate_dim = sizes.inner
         self._known: dict[tuple[Any, ...], tuple[ProductsSizes, int]] = {}
+        self._bound: dict[tuple[int, ...], RouteBinding] = {}
         self._serial = products.pool.serial
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -82,13 +86,37 @@ class SlotExperts(torch.nn.Module):
                 f"experts of {self.products.name}: expected an open pool, got one that was closed"
             )
         sizes, scratch_bytes = self._sizes_of(x, ids, weights)
+        bound = self._bound.get(ids.shape)
+        if bound is not None:
+            ids = bound.take(ids)
         x, ids, weights = _dense(x), _dense(ids), _dense(weights)
         out = torch.empty_like(x)
         scratch = torch.empty(scratch_bytes, dtype=torch.uint8, device=x.device)
-        where = ProductsTensors(*(each.data_ptr() for each in (x, ids, weights, out, scratch)))
+        outputs = 0 if bound is None else bound.outputs
+        x_at, ids_at, weights_at, out_at, scratch_at = (
+            each.data_ptr() for each in (x, ids, weights, out, scratch)
+        )
+        where = ProductsTensors(x_at, ids_at, weights_at, out_at, scratch_at, outputs)
         self._keep_alive(x, ids, weights, out, scratch)
         self.products.launch_at(sizes, where, current_stream(self.products.driver))
         return out
+
+    def bind(self, rows: int, top_k: int) -> GroupUse:
+        """Gives the routes of steps of ``rows`` rows a place for life, as GraphReuse asks for.
+
+        From then on such steps copy their ids there first. After a pool has grown it has to be done
+        again.
+
+        Raises:
+            CaptureError: Inside a capture.
+            CudaError: Out of memory.
+        """
+        found = self._bound.get((rows, top_k))
+        if found is None or not found.is_current:
+            found = self._bound[rows, top_k] = RouteBinding(
+                self.products.pool, self.products.name, rows, top_k
+            )
+        return found.use
 
     def extra_repr(self) -> str:
         sizes = self.products.sizes
@@ -117,7 +145,7 @@ class SlotExperts(torch.nn.Module):
         if self._serial != self.products.pool.serial:
             self._known, self._serial = {}, self.products.pool.serial
         key = (x.shape, ids.shape, weights.shape, x.dtype, ids.dtype, weights.dtype, x.device,
-               ids.device, weights.device)  # fmt: skip
+               ids.device, weights.device, self.products.leaves_slots_alone)  # fmt: skip
         found = self._known.get(key)
         if found is None:
             self._check(x, ids, weights)
@@ -126,6 +154,8 @@ class SlotExperts(torch.nn.Module):
             )
             if len(self._known) > 1000:
                 self._known.clear()
+            if ids.dtype is not torch.int64 and ids.shape in self._bound:
+                sizes = replace(sizes, ids="int64")
             found = self._known[key] = (sizes, self.products.scratch_bytes(sizes))
         return found
 

@@ -8,6 +8,7 @@ memory. Needs no torch.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -17,7 +18,12 @@ from graphcore_kernels._module import load
 
 from graphcore.driver import Driver, active, stream_handle
 from graphcore.driver.records import FunctionHandle, StreamHandle
-from graphcore.errors import CapacityError, CaptureError, ConfigurationError
+from graphcore.errors import (
+    CapacityError,
+    CaptureError,
+    ConfigurationError,
+    GraphcoreError,
+)
 from graphcore.interop import current_stream
 from graphcore.moe.kernel_call import KernelCall
 from graphcore.moe.product_options import ProductOptions
@@ -44,17 +50,22 @@ _BANKS = ("gate_up", "down")
 
 @dataclass(frozen=True, slots=True)
 class ProductsTensors:
-    """Addresses of a step's tensors, in the order of a launch; see :class:`SlotProducts`."""
+    """Addresses of a step's tensors; see :class:`SlotProducts`.
+
+    ``outputs``: those of the route plan, where they have a place of their own; 0: behind scratch.
+    """
 
     x: int
     ids: int
     weights: int
     out: int
     scratch: int
+    outputs: int = 0
 
-    @property
-    def addresses(self) -> tuple[int, int, int, int, int]:
-        return (self.x, self.ids, self.weights, self.out, self.scratch)
+    def addresses(self, plan: ProductsPlan) -> tuple[int, ...]:
+        """In the order in which the kernels of ``plan`` take them."""
+        outputs = self.outputs or self.scratch + plan.scratch_bytes
+        return (self.x, self.ids, self.weights, self.out, self.scratch, outputs)
 
 
 class SlotProducts:
@@ -91,6 +102,8 @@ class SlotProducts:
         if active.current() is not None:
             raise CaptureError("SlotProducts: not while a graph is captured; make it before")
         self.pool, self.name, self.staged = pool, name, staged
+        self.leaves_slots_alone = False
+        """Whether every step goes through staging memory, whatever would fit."""
         self._plans = plans or ProductsPlans(pool.driver, pool.policy)
         self._sizes = _measure(pool[name], options or ProductOptions())
         self._plans.find(self._sizes)  # refuses here what the kernels refuse
@@ -128,7 +141,11 @@ class SlotProducts:
 
     def is_staged(self, sizes: ProductsSizes) -> bool:
         """Whether a step of these sizes leaves the slots alone."""
-        if self.staged is None or sizes.fits:
+        if self.staged is None:
+            return False
+        if self.leaves_slots_alone:
+            return True
+        if sizes.fits:
             return False
         return not sizes.most_rows or sizes.rows * sizes.top_k > sizes.experts
 
@@ -136,7 +153,7 @@ class SlotProducts:
         """Scratch memory of a step of these sizes; a staged one has its own."""
         if not sizes.rows or self.is_staged(sizes):
             return 0
-        return max(part.scratch_bytes for _, part in self._parts(sizes))
+        return max(part.scratch_bytes + part.outputs_bytes for _, part in self._parts(sizes))
 
     def launch(
         self, x: Any, ids: Any, weights: Any, out: Any, scratch: Any, stream: Any = None
@@ -204,13 +221,17 @@ class SlotProducts:
     # ---- inside ---------------------------------------------------------------------------------
 
     def _launch_part(self, ready: _Ready, where: ProductsTensors, stream: StreamHandle) -> None:
-        driver, addresses = self.driver, where.addresses
+        driver, addresses = self.driver, where.addresses(ready.plan)
         self.pool.settle(self.name)
         try:
             for function, call in ready.calls:
                 call.launch(driver, function, stream, addresses)
         except BaseException:  # a plan of slots may be there without its copies
             self.pool.doubt(self.name)
+            if active.current() is None:
+                # a graph over these slots may be launched next, which nobody would ask
+                with suppress(GraphcoreError):
+                    self.pool.settle(self.name)
             raise
 
     def _parts(self, sizes: ProductsSizes) -> list[tuple[_Ready, ProductsPlan]]:
@@ -328,6 +349,7 @@ def _behind(where: ProductsTensors, sizes: ProductsSizes, rows: int) -> Products
         where.weights + rows * sizes.top_k * DTYPES[sizes.weights].itemsize,
         where.out + rows * row,
         where.scratch,
+        where.outputs,
     )
 
 

@@ -19,12 +19,14 @@ from graphcore.errors import (
     CapacityError,
     CaptureError,
     ConfigurationError,
+    CudaError,
     LifecycleError,
     StaleGraphError,
 )
 from graphcore.moe import SlotPool, SlotProducts
 from graphcore.moe.expert_memory import ExpertMemory
 from graphcore.moe.product_options import ProductOptions
+from graphcore.testing import inject
 
 EXPERTS, HIDDEN, INNER, TOP_K = 12, 64, 32, 2
 # relative to the largest element: F32 sums of 64 terms; bf16 rounds at inner and at out
@@ -335,3 +337,22 @@ print(out[0, 0])
     )
     silu = 1 / (1 + float(numpy.exp(-1.0)))
     assert float(result.stdout) == pytest.approx(2 * 4 * silu)
+
+
+def test_a_step_that_failed_is_settled_at_once_so_that_a_graph_may_be_launched_next() -> None:
+    """Nobody asks before a replay: it must not take slots for good whose copies never ran."""
+    driver = graphcore.open_driver("emulated")
+    case, fresh = Case(driver, slots=4), Case(driver, slots=4)
+    step, other = case.step(2, seed=1), case.step(2, seed=2)
+    with graphcore.capture(driver=driver) as captured:
+        case.launch(step)
+    with captured.graph as graph, graph.instantiate() as made:
+        made.launch()
+        with inject(driver, "launch", after=1), pytest.raises(CudaError):
+            case.launch(other)  # its plan is there, its copies are not
+        assert case.pool.is_settled
+        for name in ("x", "ids", "weights"):
+            getattr(step, name).copy_(getattr(other, name))
+        made.launch()
+        driver.synchronize()
+    assert torch.equal(step.out, fresh.launch(other))
