@@ -72,8 +72,9 @@ for share in (1.0, 0.25):
     assert tokens == eager, "a captured step decodes what the eager one does"
     results[share] = tokens
     print(
-        f"{share:4.0%} of the experts resident: {pool_mib:8.1f} MiB of slots, {speed:6.1f} tokens/s "
-        f"({eager_speed:.1f} eager), {captures} capture, {hits:.0%} hits, {moved} experts copied"
+        f"{share:4.0%} of the experts resident: {pool_mib:8.1f} MiB of slots, "
+        f"{speed:7.1f} tokens/s ({eager_speed:.1f} eager), {captures} capture, "
+        f"{hits:.0%} hits, {moved} experts copied"
     )
 
 # 3. Where an expert lies is no part of the result

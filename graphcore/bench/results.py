@@ -148,4 +148,4 @@ def row_of(
 
 def _line(case: str, unit: str, *cells: str) -> str:
     *numbers, peers = cells
-    return f"{case:<22}{unit:<9}" + "".join(f"{cell:>13}" for cell in numbers) + f"  {peers}"
+    return f"{case:<30}{unit:<9}" + "".join(f"{cell:>13}" for cell in numbers) + f"  {peers}"

@@ -16,13 +16,13 @@ from graphcore.errors import ConfigurationError
 
 SUITES: Mapping[str, str] = {
     name: f"graphcore.bench.suites.{name}"
-    for name in ("copy", "decode", "grouped", "inspect", "launch", "memory", "update")
+    for name in ("copy", "decode", "grouped", "inspect", "launch", "memory", "moe", "update")
 }
 
 PARTS: Mapping[str, tuple[str, ...]] = {"decode": ("smollm2", "llama-1b", "qwen3-moe", "t5-base")}
 """Cases of suites whose cases run each in a process of its own, since they hold models and code."""
 
-BY_CASE = frozenset({*PARTS, "copy", "grouped"})
+BY_CASE = frozenset({*PARTS, "copy", "grouped", "moe"})
 """Suites that measure the cases asked for only."""
 
 
