@@ -1,26 +1,29 @@
 """A grouped product in Triton, for suite grouped: what one writes in an afternoon.
 
 A list of tiles made on the host says which expert and rows each has, so that the device searches
-for nothing; the order keeps tiles of one expert together. Needs triton, and loads it.
+for nothing; the order keeps tiles of one expert together. Triton is loaded when a kernel is made.
 """
 
-# Triton reads the annotations of a kernel: no name but its own may be in one, only strings
+# Triton's compiler reads the annotations of a kernel: only strings may be in them
 
+import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import torch
-import triton
-import triton.language as tl
 
 from graphcore.bench.replays import replayed
 from graphcore.bench.suites.grouped_operands import GroupedCall, tiles_of
 from graphcore.bench.suites.grouped_ways import TRITON, Product
 from graphcore.driver import Driver, Stream
 
+tl: Any = None
+"""``triton.language``, once there is a kernel: the compiler looks for it here."""
+
 _TRIED_CALLS = 2
+_CONSTANTS = ("tile_rows", "tile_columns", "tile_depth", "together", "precision")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +53,11 @@ def _product(  # noqa: PLR0913, PLR0917  (each is an argument of the kernel)
     tiles: "Any",
     width: "Any",
     depth: "Any",
-    tile_rows: tl.constexpr,
-    tile_columns: tl.constexpr,
-    tile_depth: tl.constexpr,
-    together: tl.constexpr,
-    precision: tl.constexpr,
+    tile_rows: "Any",
+    tile_columns: "Any",
+    tile_depth: "Any",
+    together: "Any",
+    precision: "Any",
 ) -> None:
     # `together` tiles of rows pass over all columns before the next ones do: weights stay in L2
     program = tl.program_id(0)
@@ -83,8 +86,11 @@ def _product(  # noqa: PLR0913, PLR0917  (each is an argument of the kernel)
 
 @cache
 def _kernel() -> Any:
+    global tl
+    tl = importlib.import_module("triton.language")
+    _product.__annotations__.update(dict.fromkeys(_CONSTANTS, tl.constexpr))
     # the number of tiles is another one in each call: no kernel of its own for 1 and for 16 x n
-    return triton.jit(_product, do_not_specialize=["tiles"])
+    return importlib.import_module("triton").jit(_product, do_not_specialize=["tiles"])
 
 
 class TritonProduct:
