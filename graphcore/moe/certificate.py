@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from enum import IntFlag
+from functools import cached_property
 from typing import NamedTuple
 
 from graphcore.moe.digest import number_of
@@ -35,7 +36,7 @@ class Flaw(NamedTuple):
         return f"{self.field}: expected {self.expected}, got {self.actual!r}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Certificate:
     """The claim of one step. Any values can be put in: :meth:`flaws` says what is wrong.
 
@@ -80,6 +81,15 @@ class Certificate:
         Args:
             graph_uid: Of the graph that is about to run; None does not compare it.
         """
+        if graph_uid is None or not self.is_required:
+            return self._flaws
+        return self._flaws_for(graph_uid)
+
+    @cached_property
+    def _flaws(self) -> tuple[Flaw, ...]:
+        return self._flaws_for(None)
+
+    def _flaws_for(self, graph_uid: int | None) -> tuple[Flaw, ...]:
         kinds = _flaws_of_kind(self)
         if kinds:  # numbers that are none cannot be compared
             return kinds
@@ -93,7 +103,11 @@ class Certificate:
 
         The same in every process; equal exactly where two steps mean the same.
         """
-        if self.flaws():
+        return self._semantic_key
+
+    @cached_property
+    def _semantic_key(self) -> int:
+        if self._flaws:
             return 0
         values = tuple(
             (field.name, _plain(getattr(self, field.name)))

@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 from graphcore.driver import Driver, as_stream
 from graphcore.errors import ConfigurationError, GraphcoreError
 from graphcore.moe.call_facts import CallFacts, Streams
+from graphcore.moe.certificate import Certificate
 from graphcore.moe.counters import MoECounting
 from graphcore.moe.coverage import (
     CoverageRecord,
@@ -20,6 +21,8 @@ from graphcore.moe.coverage import (
 )
 from graphcore.moe.entry_state import EntryState
 from graphcore.moe.expert_plan import ExpertPlan, PlanSubject, make_plan
+from graphcore.moe.group_plan import GroupSighting
+from graphcore.moe.group_use import GroupUse
 from graphcore.moe.lookup_key import LookupKey
 from graphcore.moe.manifest_registry import ManifestRegistry, Published
 from graphcore.moe.options import MoEOptions
@@ -31,15 +34,21 @@ from graphcore.moe.property_probe import probe
 from graphcore.moe.resource_fingerprint import (
     FingerprintRefusal,
     ResourceFingerprint,
-    resource_fingerprint,
+    fingerprint_of,
+    fingerprint_refusal,
 )
 from graphcore.moe.resources import Resources, ResourceState
 from graphcore.moe.reverse_map import ReverseMap
 from graphcore.moe.sighting import SightedGroup
+from graphcore.moe.slot_group import SlotGroup
 from graphcore.moe.slot_pool import SlotPool
+from graphcore.moe.slots_needed import slots_needed
 from graphcore.moe.step_facts import Seen, Step, StepFacts
 from graphcore.moe.step_work import StepWork
 from graphcore.moe.witnesses import OwnersMatch, Witnesses
+
+_Stamp = tuple[int, Hashable, int]
+"""Uid, allocations of the pool, generation of the manifest."""
 
 
 class FactFinder:
@@ -68,7 +77,7 @@ class FactFinder:
         self._owner = owner
         self._rank = rank
         self._coverage = CoverageTable()
-        self._seen: WeakKeyDictionary[StepWork, tuple[Hashable, Seen]] = WeakKeyDictionary()
+        self._seen: WeakKeyDictionary[StepWork, tuple[_Stamp, Seen]] = WeakKeyDictionary()
         self._maps: tuple[Published, ReverseMap] | None = None
 
     def find(
@@ -110,8 +119,8 @@ class FactFinder:
         if plan is not None and is_grouped and streams is not Streams.UNRESOLVED and has_context:
             assert pool is not None
             place = Place(self._driver.device, self._rank, self._handles(step, seen))
-            resources = pool_resources(pool, seen.groups, plan, place)
-            owners = owners_of(pool, seen.groups)
+            resources = _resources(pool, seen, plan, place, step.prompt_rows)
+            owners = seen.once("owners", lambda: owners_of(pool, seen.groups))
             if not (probed.probe.is_same and entry.grouped):  # a replay is looked at later
                 fingerprint = self._fingerprint(step, seen, plan, resources)
         witnesses = None if entry.capture is None else entry.capture.witnesses
@@ -143,7 +152,7 @@ class FactFinder:
     def look(self, work: StepWork, uid: int, pool: SlotPool | None, published: Published) -> Seen:
         """The nodes and groups of ``work``; looked at again where one of the others changed."""
         serial = None if pool is None or pool.is_closed else (id(pool), pool.serial)
-        stamp = (uid, serial, published.generation)
+        stamp: _Stamp = uid, serial, published.generation
         known = self._seen.get(work)
         if uid and known is not None and known[0] == stamp:
             return known[1]
@@ -154,13 +163,12 @@ class FactFinder:
         found = work.look(banks)
         for (use, each), places, (_, group) in zip(banks, found.places, named, strict=True):
             held = slots.get(use.group)
-            if use.admission is None and held is not None and use.routes <= held.slots:
-                raise ConfigurationError(
-                    f"group {use.group}: expected an admission for {use.routes} routes, which its "
-                    f"{held.slots} slots serve, got none"
-                )
+            if use.admission is None and held is not None:
+                _refuse_missing(use, held)
             groups.append(SightedGroup(use, each, places, group))
         seen = Seen(found, tuple(groups))
+        if known is not None and known[0][1:] == stamp[1:] and known[1] == seen:
+            seen = known[1]  # with all that was made of it
         self._seen[work] = stamp, seen
         return seen
 
@@ -176,7 +184,7 @@ class FactFinder:
     # ---- helpers -------------------------------------------------------------------------------
 
     def _subject(self, step: Step, seen: Seen, published: Published) -> PlanSubject:
-        products = _products(seen)
+        products = seen.once("products", lambda: _products(seen))
         nodes = seen.look.nodes
         record = self._coverage.recover(nodes)
         if isinstance(record, Uncertified) and record.reason is UncertifiedReason.UNKNOWN:
@@ -190,14 +198,26 @@ class FactFinder:
             owner=self._owner,
             nodes=nodes,
             products=products,
-            sightings=tuple(
+            sightings=self._sightings(step, seen, certificate),
+            coverage=seen.once(
+                ("coverage", id(record)),  # which stays, as part of what is kept
+                lambda: cover(record, nodes, products, self._reverse_map(published)),
+            ),
+            published=published,
+            certificate=step.certificate,
+        )
+
+    def _sightings(
+        self, step: Step, seen: Seen, certificate: Certificate | None
+    ) -> tuple[GroupSighting, ...]:
+        semantics = None if certificate is None else certificate.row_semantics
+        return seen.once(
+            ("sightings", step.prompt_rows, semantics),
+            lambda: tuple(
                 sighted.sighting(step.prompt_rows, certificate, self._device)
                 for sighted in seen.groups
                 if sighted.group is not None
             ),
-            coverage=cover(record, nodes, products, self._reverse_map(published)),
-            published=published,
-            certificate=step.certificate,
         )
 
     def _reverse_map(self, published: Published) -> ReverseMap:
@@ -221,7 +241,10 @@ class FactFinder:
             stream=int(step.stream.handle),
             groups=group_states(ownership, seen.groups, mine),
         )
-        return resource_fingerprint(resources, state)
+        refusal = fingerprint_refusal(resources, state)
+        if refusal is not None:
+            return refusal
+        return seen.once(("fingerprint", id(resources)), lambda: fingerprint_of(resources))
 
     def _streams(self, step: Step, seen: Seen) -> Streams:
         try:
@@ -241,6 +264,22 @@ class FactFinder:
 def is_disabled() -> bool:
     """Whether ``GRAPHCORE_DISABLE=1`` turns graphs off."""
     return os.environ.get("GRAPHCORE_DISABLE") == "1"
+
+
+def _refuse_missing(use: GroupUse, held: SlotGroup) -> None:
+    if slots_needed(use.routes, held.experts) <= held.slots:
+        raise ConfigurationError(
+            f"group {use.group}: expected an admission for {use.routes} routes, which its "
+            f"{held.slots} slots serve, got none"
+        )
+
+
+def _resources(
+    pool: SlotPool, seen: Seen, plan: ExpertPlan, place: Place, prompt_rows: int
+) -> Resources:
+    """What a step uses of the pool, the very object of the last call where nothing changed."""
+    key = ("resources", plan.subject.semantic_key, place, prompt_rows)
+    return seen.once(key, lambda: pool_resources(pool, seen.groups, plan, place))
 
 
 def _products(seen: Seen) -> tuple[ExpertProduct, ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 
 class Admission(Enum):
@@ -46,8 +47,7 @@ class Refusal:
         return f"{self.reason.value}: {self.detail}" if self.detail else self.reason.value
 
 
-@dataclass(frozen=True, slots=True)
-class Lease:
+class Lease(NamedTuple):
     """The right to use groups: of one owner, in one generation, at one epoch of each group.
 
     Args:
@@ -70,8 +70,7 @@ class Lease:
         return tuple(group for group, _ in self.epochs)
 
 
-@dataclass(frozen=True, slots=True)
-class Transaction:
+class Transaction(NamedTuple):
     """Exclusive use of the groups of ``lease`` by one dispatch."""
 
     token: int

@@ -118,9 +118,12 @@ def resource_fingerprint(
     resources: Resources, state: ResourceState
 ) -> ResourceFingerprint | FingerprintRefusal:
     """The fingerprint of what a graph uses, or why there is none just now."""
-    refusal = _refusal(resources, state)
-    if refusal is not None:
-        return refusal
+    refusal = fingerprint_refusal(resources, state)
+    return fingerprint_of(resources) if refusal is None else refusal
+
+
+def fingerprint_of(resources: Resources) -> ResourceFingerprint:
+    """The fingerprint of what a graph uses, whatever is going on with that just now."""
     found = tuple(_fields(resources))
     return ResourceFingerprint(number_of(tuple(map(tuple, found))), found)
 
@@ -148,7 +151,8 @@ def _of(where: str, part: Any) -> Iterator[ResourceField]:
         yield ResourceField(where, field.name, value.name if isinstance(value, Enum) else value)
 
 
-def _refusal(resources: Resources, state: ResourceState) -> FingerprintRefusal | None:
+def fingerprint_refusal(resources: Resources, state: ResourceState) -> FingerprintRefusal | None:
+    """Why there is no fingerprint just now; None where there is."""
     if not state.outcome.is_grouped:
         return FingerprintRefusal(FingerprintReason.OUTCOME, state.outcome.value)
     if state.admission is not Admission.OPEN:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeVar
 
 from graphcore.driver import Stream
 from graphcore.moe.call_facts import CallFacts
@@ -15,6 +16,8 @@ from graphcore.moe.resources import Resources
 from graphcore.moe.sighting import SightedGroup
 from graphcore.moe.slot_pool import SlotPool
 from graphcore.moe.step_work import StepLook, StepWork
+
+Made = TypeVar("Made")
 
 
 class Step(NamedTuple):
@@ -44,10 +47,19 @@ class Seen:
     Args:
         look: The nodes, and where the groups stand.
         groups: The groups.
+        known: What was made of it already.
     """
 
     look: StepLook
     groups: tuple[SightedGroup, ...]
+    known: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    def once(self, key: Hashable, make: Callable[[], Made]) -> Made:
+        """What ``make`` gives, which is made once for each key."""
+        if key not in self.known:
+            self.known[key] = make()
+        made: Made = self.known[key]
+        return made
 
     @property
     def names(self) -> tuple[str, ...]:

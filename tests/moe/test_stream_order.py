@@ -1,0 +1,55 @@
+"""Steps on several streams follow each other on the device; those on one stream cost nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from graphcore.driver import Driver
+from graphcore.driver.emulated import EmulatedDriver
+from graphcore.errors import CudaError
+from graphcore.moe.stream_order import StreamOrder
+from graphcore.testing import inject
+
+
+def test_steps_of_one_stream_ask_the_driver_for_nothing() -> None:
+    driver = EmulatedDriver()
+    stream = driver.stream()
+    order = StreamOrder(driver)
+    faults = [driver.faults.inject(call, after=1 << 40) for call in ("record_event", "wait_event")]
+    for _ in range(3):
+        order.enter(stream)
+    assert order.handle == stream.handle
+    assert [fault.good_calls for fault in faults] == [1 << 40] * 2
+
+
+def test_a_step_on_another_stream_waits_for_the_one_before(graphcore_driver: Driver) -> None:
+    first, second = graphcore_driver.stream(), graphcore_driver.stream()
+    order = StreamOrder(graphcore_driver)
+    order.enter(first)
+    order.enter(second)
+    assert order.handle == second.handle
+    order.enter(first)
+    graphcore_driver.synchronize()
+
+
+def test_a_stream_that_was_closed_is_waited_for_with_everything_else(
+    graphcore_driver: Driver,
+) -> None:
+    first, second = graphcore_driver.stream(), graphcore_driver.stream()
+    order = StreamOrder(graphcore_driver)
+    order.enter(first)
+    first.close()
+    order.enter(second)
+    assert order.handle == second.handle
+
+
+def test_where_the_wait_is_refused_the_order_is_as_before() -> None:
+    driver = EmulatedDriver()
+    first, second = driver.stream(), driver.stream()
+    order = StreamOrder(driver)
+    order.enter(first)
+    with inject(driver, "wait_event"), pytest.raises(CudaError):
+        order.enter(second)
+    assert order.handle == first.handle
+    order.enter(second)
+    assert order.handle == second.handle
