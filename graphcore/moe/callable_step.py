@@ -102,8 +102,8 @@ class CallableStep:
         return self._staged is not None
 
     def look(self, banks: Banks) -> StepLook:
-        """Its tensors and values as nodes, and a few for each group."""
-        nodes: list[Hashable] = [(self._number, name) for name in (*self._tensors, *self._values)]
+        """Its tensors as nodes, and a few for each group."""
+        nodes: list[Hashable] = [(self._number, name) for name in self._tensors]
         places: list[GroupPlaces] = []
         for use, each in banks:
             made, place = declared_places(self._number, len(nodes), use, each)

@@ -30,8 +30,9 @@ def driver_steps(
 ) -> tuple[Step, ...]:
     """What a call asks of the driver, in order; a re-instantiation follows the refused update.
 
-    With the option the old description is destroyed after the launch; without it before the new one
-    is there, so that both never lie in memory together.
+    With the option the old description is destroyed after the launch, which does not wait for that;
+    without it before, as soon as the executable has the new one: until then a refusal is explained
+    by what it runs.
 
     Args:
         kind: Of the call.
@@ -47,13 +48,7 @@ def driver_steps(
     if kind is Kind.UPDATE:
         if decode_boundary_overlap:
             return (*_CAPTURE, Step.UPDATE, Step.LAUNCH, *late)
-        return (
-            Step.BEGIN_CAPTURE,
-            Step.DESTROY_OLD_GRAPH,
-            Step.END_CAPTURE,
-            Step.UPDATE,
-            Step.LAUNCH,
-        )
+        return (*_CAPTURE, Step.UPDATE, Step.DESTROY_OLD_GRAPH, Step.LAUNCH)
     if kind is Kind.REINSTANTIATE:
         change = (Step.INSTANTIATE, Step.DESTROY_OLD_EXECUTABLE)
         return (*(change[::-1] if only_one_live else change), Step.LAUNCH, *late)

@@ -84,6 +84,7 @@ class StepRunning:
         begun = perf_counter()
         variant = self._table.of(key)
         self._drop_stale(variant)
+        self._table.tidy(variant)
         obstacle = variant.obstacle_of(step.uid)
         facts = self._finder.find(step, key, variant.state, pool, self._options, obstacle)
         before = variant.state

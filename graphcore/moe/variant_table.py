@@ -116,6 +116,14 @@ class VariantTable:
             variant.use = None
             self._forget(variant)
             self.cache.evict(variant.key)
+            self.cache.collect()
+
+    def tidy(self, variant: Variant) -> None:
+        """Gives back what was given up and has run by now, and what lies idle but ``variant``."""
+        if variant.use is None:
+            self.cache.collect()
+        else:
+            self.cache.get(variant.key)  # a lookup does so, too
 
     def sweep(self, now: float) -> None:
         """Takes away what lies idle, now and then."""

@@ -123,6 +123,7 @@ class Holding:
         if entry.family is not None and self.families.get(family) is entry:
             del self.families[family]
         self.entries.pop(entry.identity, None)
+        self._noted.pop(entry, None)
 
     def remove(self, entry: Entry, cause: Cause, *, waited: bool = False) -> None:
         """Takes ``entry`` away; its memory goes now, or when its launch has run."""

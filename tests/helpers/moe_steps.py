@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy
 from graphcore_kernels import moe_grouped_gemm, strided_copy
 from helpers.slot_pools import pinned_experts
 
+from graphcore import GraphPlan
 from graphcore.driver import Driver
 from graphcore.moe import (
     CallableStep,
@@ -22,14 +25,26 @@ from graphcore.moe import (
     GroupUse,
     Manifest,
     ManifestRegistry,
+    PlanStep,
     SlotAdmission,
     SlotPool,
     manifest_of,
 )
 from graphcore.resources.buffer import Buffer
+from graphcore.resources.tensors import TensorRef
 
 HIDDEN, INTER, EXPERTS, TOP_K, ROWS, SLOTS = 8, 8, 6, 2, 2, 4
 LAYERS = ("layers.0", "layers.1")
+
+
+class LayerLaunches(NamedTuple):
+    """One layer: its launches in order, and what they write."""
+
+    admit: Callable[[], None]
+    up: Callable[[], None]
+    down: Callable[[], None]
+    hidden: Buffer
+    out: Buffer
 
 
 class Layers:
@@ -38,7 +53,7 @@ class Layers:
     def __init__(self, pool: SlotPool, rows: int, x: Buffer, ids: Any, weights: Any) -> None:
         driver = pool.driver
         self.admissions: dict[str, SlotAdmission] = {}
-        self._launches: list[Any] = []
+        self.launches: dict[str, LayerLaunches] = {}
         value = x
         for name in LAYERS:
             made = SlotAdmission(pool, name, ids[name], weights=weights[name])
@@ -57,13 +72,15 @@ class Layers:
                 workspace=Buffer.allocate((max(size, 1),), "uint8", driver=driver),
             )  # fmt: skip
             self.admissions[name] = made
-            self._launches += [made.launch, up.launch, down.launch]
+            self.launches[name] = LayerLaunches(made.launch, up.launch, down.launch, hidden, out)
             value = out
         self.out = value
 
     def launch(self) -> None:
-        for launch in self._launches:
-            launch()
+        for each in self.launches.values():
+            each.admit()
+            each.up()
+            each.down()
 
 
 class Scene:
@@ -97,9 +114,13 @@ class Scene:
         assert publication.is_accepted, publication
         return publication.generation
 
-    def lane(self, rows: int | None = None, name: str = "decode", **more: Any) -> Lane:
-        """Static buffers of steps of one row count."""
-        return Lane(self, self.rows if rows is None else rows, name, **more)
+    def lane(self, rows: int | None = None, name: str = "decode") -> Lane:
+        """Steps of one row count, as a function."""
+        return Lane(self, self.rows if rows is None else rows, name)
+
+    def plan_lane(self, copied: int | None = None) -> PlanLane:
+        """The same as a plan."""
+        return PlanLane(self, self.rows, copied=copied)
 
 
 class Lane:
@@ -117,6 +138,8 @@ class Lane:
         self.layers = Layers(scene.pool, rows, self.x, self.ids, self.weights)
         self._expected = Layers(scene.everything, rows, self.x, self.ids, self.weights)
         self.calls: list[str] = []
+        self.extra = 0
+        """How often the output is copied once more: other nodes."""
         self.step = CallableStep(
             name,
             self._launch,
@@ -140,7 +163,8 @@ class Lane:
     def _launch(self) -> None:
         self.calls.append("run")
         self.layers.launch()
-        strided_copy(self.out, self.layers.out)
+        for _ in range(1 + self.extra):
+            strided_copy(self.out, self.layers.out)
 
     def _staged(self) -> None:
         self.calls.append("staged")
@@ -172,14 +196,20 @@ class Lane:
         """One step with other experts, its output checked; what GraphReuse says of it."""
         self.choose()
         wanted = self.expected()
-        self.out.write(numpy.full((self.rows, HIDDEN), numpy.nan, numpy.float32))
+        self._poison()
         more.setdefault("stream", self.scene.stream)
         self.calls.clear()
         result = self.scene.reuse.run(self.step, certificate, **more)
         self.scene.driver.synchronize()
         if check:
-            assert self.out.read().tobytes() == wanted, result
+            assert self._output() == wanted, result
         return result
+
+    def _poison(self) -> None:
+        self.out.write(numpy.full((self.rows, HIDDEN), numpy.nan, numpy.float32))
+
+    def _output(self) -> bytes:
+        return self.out.read().tobytes()
 
     def kinds(self, count: int, certificate: Any = None, **more: Any) -> list[Any]:
         """The kinds of ``count`` steps."""
@@ -196,4 +226,105 @@ class Lane:
         return found
 
 
-Work = Callable[[], object]
+class PlanLane(Lane):
+    """The same steps as a GraphPlan: a node for each launch, and a copy of rows into the output.
+
+    Args:
+        scene: Whose slots.
+        rows: Of the step.
+        name: Of the plan.
+        copied: How many rows of the output are copied; the others stay as they are.
+    """
+
+    def __init__(
+        self, scene: Scene, rows: int, name: str = "plan", copied: int | None = None
+    ) -> None:
+        super().__init__(scene, rows, name)
+        self.copied = rows if copied is None else copied
+        self.pitched = Buffer.allocate((rows, 2 * HIDDEN), "float32", driver=scene.driver)
+        self.done = Buffer.allocate((1,), "float32", driver=scene.driver)
+        self.plan, self._buffers = GraphPlan(name), {}
+        self.fill(self.plan)
+        self.step = PlanStep(
+            name, self.plan, self._buffers, groups=self.uses(),
+            staged=lambda _: self._run_staged(), copy_kernel=strided_copy,
+        )  # fmt: skip
+
+    def fill(self, plan: GraphPlan) -> None:
+        """Adds the nodes of the step to ``plan``."""
+        view = partial(self._view, plan)
+        value = view("x", self.x)
+        for name in LAYERS:
+            group, launches = self.scene.pool[name], self.layers.launches[name]
+            ids, weights = (
+                view(f"{name} ids", self.ids[name]),
+                view(f"{name} w", self.weights[name]),
+            )
+            rows = {bank: view(f"{name} {bank}", each) for bank, each in group.rows.items()}
+            hidden = view(f"{name} hidden", launches.hidden)
+            out = view(f"{name} out", launches.out)
+            plan.call(
+                _without_arguments(launches.admit), name=f"{name} admit", warmup=0,
+                reads=[ids, weights], writes=list(rows.values()),
+            )  # fmt: skip
+            plan.call(
+                _without_arguments(launches.up), name=f"{name} up", warmup=0,
+                reads=[value, rows["gate_up"]], writes=[hidden],
+            )  # fmt: skip
+            plan.call(
+                _without_arguments(launches.down), name=f"{name} down", warmup=0,
+                reads=[hidden, rows["down"]], writes=[out],
+            )  # fmt: skip
+            value = out
+        self.copy_rows(plan, value)
+
+    def copy_rows(self, plan: GraphPlan, value: Any) -> None:
+        """Float32 rows into a wider output, and a last node whose extents never change."""
+        target = self._view(plan, "out", self.pitched)
+        plan.memcpy(target[: self.copied, :HIDDEN], value[: self.copied, :], name="copy")
+        plan.memset(self._view(plan, "done", self.done), 1.0, name="done")
+
+    def replan(self, copied: int) -> None:
+        """Another plan under the same name, which copies another number of rows."""
+        self.copied = copied
+        plan = GraphPlan(self.step.identity)
+        self._buffers = {}
+        self.plan = plan
+        self.fill(plan)
+        self.step = PlanStep(
+            self.step.identity, plan, self._buffers, groups=self.step.groups,
+            staged=lambda _: self._run_staged(), copy_kernel=strided_copy,
+        )  # fmt: skip
+
+    def _view(self, plan: GraphPlan, name: str, buffer: Buffer) -> Any:
+        if name not in self._buffers:
+            self._buffers[name] = buffer
+            return plan.buffer(name, buffer.shape, buffer.dtype)
+        return plan.buffers[name]
+
+    def _run_staged(self) -> None:
+        self.calls.append("staged")
+        self._expected.launch()
+        strided_copy(_part(self.pitched, self.copied), _part(self._expected.out, self.copied))
+
+    def _poison(self) -> None:
+        shape = self.pitched.shape
+        self.pitched.write(numpy.full(shape, numpy.nan, numpy.float32))
+
+    def _output(self) -> bytes:
+        return self.pitched.read()[: self.copied, :HIDDEN].tobytes()
+
+    def expected(self) -> bytes:
+        return super().expected()[: 4 * HIDDEN * self.copied]
+
+
+def _part(buffer: Buffer, rows: int) -> TensorRef:
+    ref = buffer.__graphcore_tensor__()
+    return replace(ref, shape=(rows, HIDDEN))
+
+
+def _without_arguments(function: Callable[[], object]) -> Callable[..., object]:
+    def call(*_: object) -> None:
+        function()
+
+    return call

@@ -14,7 +14,7 @@ ROWS: dict[str, tuple[Kind, bool, bool, tuple[Step, ...]]] = {
     "capture, on": (Kind.CAPTURE, True, False, (BEGIN, END, MAKE, LAUNCH)),
     "replay, off": (Kind.REPLAY, False, False, (LAUNCH,)),
     "replay, on": (Kind.REPLAY, True, False, (LAUNCH,)),
-    "update, off": (Kind.UPDATE, False, False, (BEGIN, GRAPH, END, UPDATE, LAUNCH)),
+    "update, off": (Kind.UPDATE, False, False, (BEGIN, END, UPDATE, GRAPH, LAUNCH)),
     "update, on": (Kind.UPDATE, True, False, (BEGIN, END, UPDATE, LAUNCH, GRAPH)),
     "re-instantiate, off": (Kind.REINSTANTIATE, False, False, (MAKE, EXECUTABLE, LAUNCH)),
     "re-instantiate, on": (Kind.REINSTANTIATE, True, False, (MAKE, EXECUTABLE, LAUNCH, GRAPH)),
