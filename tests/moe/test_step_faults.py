@@ -88,7 +88,7 @@ def test_after_a_fault_at_any_call_of_a_step_the_next_one_is_right(
         interrupts_instead(monkeypatch)
     assert step(prepare(EmulatedDriver())).kind is kind
     places = set()
-    for driver, faulted in each_fault(prepare, step):
+    for _, faulted in each_fault(prepare, step):
         lane = faulted.state
         scene, reuse = lane.scene, lane.scene.reuse
         places.add(faulted.where.split()[0])
