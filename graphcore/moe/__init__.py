@@ -129,6 +129,9 @@ if TYPE_CHECKING:
     from graphcore.moe.resource_fingerprint import (
         ResourceFingerprint,
     )
+    from graphcore.moe.router_prefetch import (
+        RouterPrefetch,
+    )
     from graphcore.moe.sibling_prefetch import (
         PrefetchTotals,
         SiblingPrefetch,
@@ -222,6 +225,7 @@ _homes = {
     "Retention": "graphcore.moe.reasons",
     "ReuseReport": "graphcore.moe.report",
     "Role": _names,
+    "RouterPrefetch": "graphcore.moe.router_prefetch",
     "RowSemantics": _names,
     "SiblingPrefetch": "graphcore.moe.sibling_prefetch",
     "SlotAdmission": "graphcore.moe.admission",
@@ -303,6 +307,7 @@ __all__ = [
     "Retention",
     "ReuseReport",
     "Role",
+    "RouterPrefetch",
     "RowSemantics",
     "SiblingPrefetch",
     "SlotAdmission",

@@ -133,10 +133,7 @@ class SiblingPrefetch:
                 admission of the group, outside of captures.
             LifecycleError: A step within a step, or the prefetch is closed.
         """
-        if self._is_stepping or self.is_closed:
-            state = "closed" if self.is_closed else "inside a step"
-            raise LifecycleError(f"sibling prefetch: expected it open and idle, got it {state}")
-        self._computed, self._is_stepping = set(), True
+        self.begin()
         try:
             yield self
         except BaseException:
@@ -146,9 +143,35 @@ class SiblingPrefetch:
         else:
             self._join(stream)
         finally:
-            for name in self._handed:  # its copies may still be under way
-                self.pool.doubt(name)
-            self._handed, self._is_stepping = set(), False
+            self.abandon()
+
+    def begin(self) -> None:
+        """Begins a step, for whoever cannot hold a block open; :meth:`end` or :meth:`abandon` it.
+
+        Raises:
+            LifecycleError: A step within a step, or the prefetch is closed.
+        """
+        if self._is_stepping or self.is_closed:
+            state = "closed" if self.is_closed else "inside a step"
+            raise LifecycleError(f"sibling prefetch: expected it open and idle, got it {state}")
+        self._computed, self._is_stepping = set(), True
+
+    def end(self, stream: Any = None) -> None:
+        """Ends a step: the compute stream waits for every copy. As behind the block of a step."""
+        try:
+            self._join(stream)
+        finally:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Ends a step that cannot go on; the next admissions settle what it left."""
+        for name in self._handed:  # its copies may still be under way
+            self.pool.doubt(name)
+        self._handed, self._is_stepping = set(), False
+
+    @property
+    def is_stepping(self) -> bool:
+        return self._is_stepping
 
     def hand_off(self, name: str, stream: Any = None, *, index: int = 0) -> None:
         """Copies the missing experts of the guess for a group, beside what follows.
