@@ -15,8 +15,9 @@ import torch
 
 from graphcore.errors import ConfigurationError
 from graphcore.interop import current_stream
-from graphcore.moe.accelerated_model import AcceleratedModel, refuse_inside_capture
+from graphcore.moe.accelerated_model import AcceleratedModel
 from graphcore.moe.sibling_prefetch import PrefetchTotals, SiblingPrefetch
+from graphcore.moe.torch_capture import refuse_inside_capture
 
 _ROUTERS = ("gate", "router")
 
