@@ -229,7 +229,7 @@ def _resize(tensor: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("change", [_set_data, _resize], ids=["data", "resized"])
-def test_memory_exchanged_behind_the_setters_is_found_by_check_and_by_a_full_guard(
+def test_memory_exchanged_behind_the_setters_is_found_by_check(
     runner: CUDAGraphAR, prompt: torch.Tensor, change: Any
 ) -> None:
     runner.capture(prompt)
