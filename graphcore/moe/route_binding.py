@@ -10,7 +10,6 @@ import torch
 from torch.utils.dlpack import from_dlpack
 
 from graphcore.driver import active
-from graphcore.errors import LifecycleError
 from graphcore.moe.admission import SlotAdmission
 from graphcore.moe.group_use import GroupUse
 from graphcore.moe.slot_pool import SlotPool
@@ -58,15 +57,7 @@ class RouteBinding:
         return 0 if self._admission is None else self._admission.plan_buffer.address
 
     def take(self, ids: torch.Tensor) -> torch.Tensor:
-        """Copies the ids of a step here, and gives them as int64.
-
-        Raises:
-            LifecycleError: The pool has grown since.
-        """
-        if not self.is_current:
-            raise LifecycleError(
-                f"routes of group {self.use.group}: its slots are others now; make the step again"
-            )
+        """Copies the ids of a step here, and gives them as int64."""
         active.keep(self._ids, f"{self.use.group} ids")
         if self._admission is not None:
             active.keep(self._admission.plan_buffer, f"{self.use.group} routes")

@@ -7,6 +7,8 @@ graph's. It has no parameters: a model's own are those that lie on the device.
 
 from __future__ import annotations
 
+import itertools
+import weakref
 from dataclasses import replace
 from typing import Any
 
@@ -28,6 +30,25 @@ _names: dict[torch.dtype, str] = {
     torch.float16: "float16",
     torch.bfloat16: "bfloat16",
 }
+_numbers = itertools.count(1)
+_living: weakref.WeakValueDictionary[int, SlotExperts] = weakref.WeakValueDictionary()
+"""What compiled code means by a number: a module cannot be an argument of an operator."""
+
+
+@torch.library.custom_op("graphcore::slot_experts", mutates_args=())
+def slot_experts(
+    hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor, number: int
+) -> torch.Tensor:
+    """Experts in slots as one operator, which is how compiled code calls them."""
+    return _living[number].run(hidden_states, top_k_index, top_k_weights)
+
+
+@slot_experts.register_fake
+def _(
+    hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor, number: int
+) -> torch.Tensor:
+    del top_k_index, top_k_weights, number
+    return torch.empty_like(hidden_states, memory_format=torch.contiguous_format)
 
 
 class SlotExperts(torch.nn.Module):
@@ -35,7 +56,7 @@ class SlotExperts(torch.nn.Module):
 
     A step whose routes have a slot each is one pass; more routes go through the slots in parts,
     with the same bits. Nothing here waits for the device; a captured step follows experts that
-    move.
+    move. torch.compile takes it for one operator.
 
     Args:
         products: The group's.
@@ -45,6 +66,8 @@ class SlotExperts(torch.nn.Module):
     def __init__(self, products: SlotProducts, experts: Any = None) -> None:
         super().__init__()
         self.products = products
+        self._number = next(_numbers)
+        _living[self._number] = self
         self._original = (experts,)  # in a tuple it is no submodule: its weights lie on the host
         sizes = products.sizes
         self.num_experts, self.hidden_dim = sizes.experts, sizes.hidden
@@ -53,7 +76,6 @@ class SlotExperts(torch.nn.Module):
         self._bound: dict[tuple[int, ...], RouteBinding] = {}
         self._serial = products.pool.serial
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(
         self,
         hidden_states: torch.Tensor,
@@ -73,6 +95,11 @@ class SlotExperts(torch.nn.Module):
             CudaError: The driver refused a launch.
             LifecycleError: The experts are the model's own again.
         """
+        if torch.compiler.is_compiling():
+            made: torch.Tensor = slot_experts(
+                hidden_states, top_k_index, top_k_weights, self._number
+            )
+            return made
         if hidden_states.requires_grad and torch.is_grad_enabled():
             apply: Any = _WithoutGradient.apply
             out: torch.Tensor = apply(hidden_states, top_k_index, top_k_weights, self)
@@ -87,10 +114,13 @@ class SlotExperts(torch.nn.Module):
             )
         sizes, scratch_bytes = self._sizes_of(x, ids, weights)
         bound = self._bound.get(ids.shape)
+        if bound is not None and not bound.is_current:  # the pool has grown: whose step it was asks
+            del self._bound[ids.shape]
+            bound = None
         if bound is not None:
             ids = bound.take(ids)
         x, ids, weights = _dense(x), _dense(ids), _dense(weights)
-        out = torch.empty_like(x)
+        out = torch.empty_like(x)  # contiguous, as x is by now
         scratch = torch.empty(scratch_bytes, dtype=torch.uint8, device=x.device)
         outputs = 0 if bound is None else bound.outputs
         x_at, ids_at, weights_at, out_at, scratch_at = (
@@ -104,8 +134,8 @@ class SlotExperts(torch.nn.Module):
     def bind(self, rows: int, top_k: int) -> GroupUse:
         """Gives the routes of steps of ``rows`` rows a place for life, as GraphReuse asks for.
 
-        From then on such steps copy their ids there first. After a pool has grown it has to be done
-        again.
+        From then on such steps copy their ids there first, until the pool grows: then the step has
+        to be made again.
 
         Raises:
             CaptureError: Inside a capture.

@@ -16,6 +16,7 @@ from helpers.moe_models import (
     make_moe,
     make_rows,
 )
+from torch._dynamo.testing import CompileCounterWithBackend
 
 import graphcore
 from graphcore.driver import Driver
@@ -194,3 +195,29 @@ def test_blocks_without_a_pool_any_more_say_so(graphcore_driver: Driver) -> None
     with pytest.raises(LifecycleError, match="an open pool"):
         layer.experts(*layer.step(1))
     assert blocks_of(layer.model)[0].experts is not layer.experts
+
+
+def test_compiled_code_calls_it_as_one_operator_without_a_break(graphcore_driver: Driver) -> None:
+    """Of a whole model, in one region; what experts are resident is looked up when it runs."""
+    layer = Layer(graphcore_driver)
+    block = blocks_of(layer.model)[0]
+    counter = CompileCounterWithBackend("eager")
+    compiled = torch.compile(block, backend=counter, fullgraph=True, dynamic=False)
+    with torch.no_grad():
+        for seed in range(3):
+            x = make_rows(2, device=layer.device, seed=seed)[None]
+            assert torch.equal(compiled(x), block(x))
+    assert counter.frame_count == 1
+    targets = [str(node.target) for node in counter.graphs[0].graph.nodes]
+    assert targets.count("graphcore.slot_experts.default") == 1
+
+
+def test_compiled_code_without_its_pool_any_more_says_so(graphcore_driver: Driver) -> None:
+    layer = Layer(graphcore_driver)
+    compiled = torch.compile(layer.experts, backend="eager", fullgraph=True, dynamic=False)
+    step = layer.step(2)
+    with torch.no_grad():
+        compiled(*step)
+        layer.handle.restore()
+        with pytest.raises(LifecycleError, match="an open pool"):
+            compiled(*step)
