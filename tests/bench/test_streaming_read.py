@@ -31,3 +31,16 @@ def test_a_kernel_that_leaves_words_out_is_found_out(monkeypatch):
     driver = open_driver("emulated")
     with driver.stream() as stream, pytest.raises(GraphcoreError, match="expected the sum"):
         StreamingRead(driver, stream)
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (9, 0), (10, 0), (12, 0)], ids=str)
+def test_the_kernel_compiles_for_every_device(capability):
+    pytest.importorskip("cuda.bindings.nvrtc", reason="cuda.bindings is not installed")
+    from graphcore.driver.cuda.compiler import compile_kernel
+    from graphcore.errors import DriverUnavailable
+
+    try:
+        image = compile_kernel(READ, capability)
+    except DriverUnavailable as error:
+        pytest.skip(str(error))
+    assert image.startswith(b"\x7fELF")

@@ -100,8 +100,9 @@ class TritonProduct:
         self.out = call.new_out()
         self._call, self._tiling = call, tiling
         self._tiles = tiles_of(call.routed.routing.offsets.tolist(), tiling.rows)
-        self._tables = torch.tensor(self._tiles, dtype=torch.int32).t().contiguous()
-        self._tables = self._tables.to(self.out.device)
+        columns = torch.tensor(self._tiles, dtype=torch.int32).to(self.out.device).unbind(1)
+        # each at an address of its own: Triton compiles anew for another alignment
+        self._tables = [column.clone() for column in columns]
 
     def launch(self, stream: Stream) -> None:
         """On torch's current stream."""
