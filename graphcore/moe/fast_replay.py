@@ -67,16 +67,21 @@ class FastReplay(NamedTuple):
     decision: Decision
 
     def holds(self, work: StepWork, certificate: Certificate | None, published: Published) -> bool:
-        """Whether everything that it was decided from is as it was; streams are compared apart."""
-        if not (
+        """Whether everything that it was decided from is as it was, but streams and slots."""
+        return bool(
             self.work is work
             and work.uid == self.uid
             and self.uid
             and self.given is certificate
             and self.published is published
             and self.variant.state is self.state
-        ):
-            return False
+        )
+
+    def has_slots(self) -> bool:
+        """Whether the slots are as they were; asked once nobody else may use them.
+
+        Before that another thread may still step on another stream, or leave a step half done.
+        """
         pool = self.pool
         if pool is None:
             return True

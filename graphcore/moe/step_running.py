@@ -258,7 +258,7 @@ class StepRunning:
             if isinstance(entered, Refusal):
                 return None
             transaction = entered
-            if transaction.lease.epochs != fast.epochs:
+            if transaction.lease.epochs != fast.epochs or not fast.has_slots():
                 ownership.leave(transaction)
                 return None
         start = perf_counter()

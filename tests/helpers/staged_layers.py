@@ -38,6 +38,7 @@ class StagedLayer:
         options: Of the products.
         seed: Of the weights.
         pageable: Whether experts lie in pageable memory.
+        sizes: Experts, columns of a row, columns between the products.
     """
 
     def __init__(
@@ -47,15 +48,22 @@ class StagedLayer:
         options: ProductOptions = _PLAIN,
         seed: int = 0,
         pageable: bool = False,
+        sizes: tuple[int, int, int] = (EXPERTS, HIDDEN, INNER),
     ) -> None:
         self.driver, self.dtype, self.options = driver, dtype, options
+        self.count, self.hidden, self.inner = sizes
         self.location = Location.PAGEABLE if pageable and driver.is_emulated else None
-        shapes = {"gate_up": (2 * INNER, HIDDEN), "down": (HIDDEN, INNER)}
+        shapes = {"gate_up": (2 * self.inner, self.hidden), "down": (self.hidden, self.inner)}
         if options.layout == "kn":
             shapes = {name: shape[::-1] for name, shape in shapes.items()}
         draw = numpy.random.default_rng(seed)
         self.experts = {
-            name: encode(draw.standard_normal((EXPERTS, *shape)) / 3, dtype)
+            name: encode(
+                draw.standard_normal((self.count, *shape), numpy.float32)
+                * (16 / shape[-1]) ** 0.5
+                / 3,
+                dtype,
+            )
             for name, shape in shapes.items()
         }
         place = self._pageable if pageable else self._pinned
@@ -96,12 +104,12 @@ class StagedLayer:
 
     def through_slots(self, tensors: StagedTensors) -> bytes:
         """What the same step gives where every expert has a slot."""
-        pool = SlotPool({"layer": self.sources}, EXPERTS, driver=self.driver)
+        pool = SlotPool({"layer": self.sources}, self.count, driver=self.driver)
         out = tensors.fresh_out()
         admission = SlotAdmission(pool, "layer", tensors.ids, weights=tensors.weights)
         rows, given = pool["layer"].rows, admission.outputs
         routes = tensors.rows * tensors.top_k
-        inner = Buffer.allocate((routes, INNER), self.dtype, driver=self.driver)
+        inner = Buffer.allocate((routes, self.inner), self.dtype, driver=self.driver)
         admission.launch()
         moe_grouped_gemm(
             tensors.x, rows["gate_up"], given["offsets"], given["slots"], inner,
@@ -122,8 +130,8 @@ class StagedTensors:
         self.layer, self.rows, self.top_k = layer, rows, top_k
         draw = numpy.random.default_rng(seed)
         driver = layer.driver
-        self.x = Buffer.allocate((rows, HIDDEN), layer.dtype, driver=driver)
-        self.x_values = encode(draw.standard_normal((rows, HIDDEN)), layer.dtype)
+        self.x = Buffer.allocate((rows, layer.hidden), layer.dtype, driver=driver)
+        self.x_values = encode(draw.standard_normal((rows, layer.hidden)), layer.dtype)
         self.ids = Buffer.allocate((rows, top_k), "int32", driver=driver)
         self.weights = Buffer.allocate((rows, top_k), "float32", driver=driver)
         self.weight_values = draw.uniform(0.1, 1.0, (rows, top_k)).astype(numpy.float32)
@@ -133,9 +141,10 @@ class StagedTensors:
             self.weights.write(self.weight_values)
         self.choose(random.Random(seed))
 
-    def choose(self, draw: random.Random, popular: int = EXPERTS) -> None:
-        """Other experts: each row's are different, among the first ``popular``."""
-        chosen = [draw.sample(range(popular), self.top_k) for _ in range(self.rows)]
+    def choose(self, draw: random.Random, popular: int | None = None) -> None:
+        """Other experts: each row's are different, among the first ``popular`` (None: all)."""
+        most = popular or self.layer.count
+        chosen = [draw.sample(range(most), self.top_k) for _ in range(self.rows)]
         self.route(chosen)
 
     def route(self, chosen: list[list[int]]) -> None:
@@ -144,14 +153,15 @@ class StagedTensors:
             self.ids.write(self.chosen)
 
     def fresh_out(self) -> Buffer:
-        out = Buffer.allocate((self.rows, HIDDEN), self.layer.dtype, driver=self.layer.driver)
+        shape = self.rows, self.layer.hidden
+        out = Buffer.allocate(shape, self.layer.dtype, driver=self.layer.driver)
         self.poison(out)
         return out
 
     def poison(self, out: Buffer | None = None) -> None:
         out = out or self.out
         if self.rows:
-            values = poison((self.rows, HIDDEN), self.layer.dtype)
+            values = poison((self.rows, self.layer.hidden), self.layer.dtype)
             self.layer.driver.write(out.address, values.tobytes())
 
     def all(self) -> tuple[Buffer, Buffer, Buffer, Buffer]:
@@ -162,18 +172,18 @@ class StagedTensors:
         return data
 
     def truth(self) -> numpy.ndarray:
-        """float64 [rows, HIDDEN]; what lies between the products is rounded as it is stored."""
+        """float64 [rows, hidden]; what lies between the products is rounded as it is stored."""
         layer = self.layer
         up, down = (decode(layer.experts[name], layer.dtype) for name in ("gate_up", "down"))
         if layer.options.layout == "kn":
             up, down = up.transpose(0, 2, 1), down.transpose(0, 2, 1)
         x = decode(self.x_values, layer.dtype)
-        result = numpy.zeros((self.rows, HIDDEN))
+        result = numpy.zeros((self.rows, layer.hidden))
         for row, experts in enumerate(self.chosen.tolist()):
             for choice, expert in enumerate(experts):
                 sums = up[expert] @ x[row]
                 gate, linear = (
-                    (sums[:INNER], sums[INNER:]) if layer.options.gate_up == "concat"
+                    (sums[: layer.inner], sums[layer.inner :]) if layer.options.gate_up == "concat"
                     else (sums[::2], sums[1::2])
                 )  # fmt: skip
                 inner = gate / (1 + numpy.exp(-gate)) * linear

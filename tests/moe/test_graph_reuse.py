@@ -151,3 +151,24 @@ def test_observers_are_told_of_every_step_in_order(scene):
     assert scene.seen[1].result.seconds.capture > 0
     assert scene.seen[3].result.seconds.launch > 0
     assert [each.result.kind for each in scene.reuse.records] == [DIRECT, CAPTURE]
+
+
+@pytest.mark.parametrize("happens", ["another stream", "a step half done"])
+def test_what_others_do_to_the_slots_before_a_replay_enters_is_seen(scene, monkeypatch, happens):
+    lane, pool, ownership = scene.lane(), scene.pool, scene.manifests.ownership
+    lane.kinds(4)
+    enter, other = ownership.enter, scene.driver.stream()
+
+    def enter_late(*arguments, **keywords):
+        monkeypatch.undo()
+        if happens == "another stream":
+            pool.order.enter(other)
+        else:
+            pool.doubt(LAYERS[0])
+        return enter(*arguments, **keywords)
+
+    monkeypatch.setattr(ownership, "enter", enter_late)
+    assert lane.run().kind is REPLAY
+    assert pool.order.handle == scene.stream.handle
+    assert pool.is_settled
+    other.close()

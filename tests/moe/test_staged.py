@@ -74,6 +74,23 @@ def test_a_staged_step_has_the_bits_of_the_slots_and_is_near_the_truth(
     memory.check_guards()
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("pageable", [False, True], ids=["pinned", "pageable"])
+@pytest.mark.parametrize("rows", [15, 60, 100, 200, 700])
+def test_every_form_of_the_product_gives_the_bits_of_the_slots(graphcore_driver, rows, pageable):
+    if graphcore_driver.is_emulated:
+        pytest.skip("the reference has one form")
+    sizes = (32, 512, 384)
+    layer = StagedLayer(graphcore_driver, "bfloat16", pageable=pageable, sizes=sizes)
+    tensors, memory = layer.step(rows, 8), layer.memory(5, 300, 8)
+    layer.staged(memory).launch(*tensors.all())
+    found = tensors.read()
+    memory.check_guards()
+    pinned = StagedLayer(graphcore_driver, "bfloat16", sizes=sizes)
+    assert found == pinned.through_slots(tensors)
+    tensors.check()
+
+
 @pytest.mark.parametrize("kind", ["float32", "bfloat16"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_experts_in_pageable_memory_give_the_same_bits(graphcore_driver, kind, shape):
