@@ -13,7 +13,16 @@ import graphcore
 from graphcore.decode import CUDAGraphAR
 from graphcore.driver import Driver
 from graphcore.errors import CaptureError, ConfigurationError
-from graphcore.moe import AcceleratedModel, CallableStep, Kind, SlotExperts, Way, accelerate
+from graphcore.moe import (
+    AcceleratedModel,
+    CallableStep,
+    Kind,
+    Namespace,
+    RowSemantics,
+    SlotExperts,
+    Way,
+    accelerate,
+)
 
 LAYERS = [f"model.layers.{index}.mlp.experts" for index in range(2)]
 
@@ -130,6 +139,49 @@ def test_a_model_with_its_cache_decodes_the_tokens_of_a_runner(
             found.append(int(step.token))
     assert found == wanted
     assert kinds == [Kind.DIRECT, Kind.CAPTURE, *[Kind.REPLAY] * 8]
+
+
+def test_draft_and_verification_stand_beside_decode_and_each_is_captured_once(
+    graphcore_driver: Driver,
+) -> None:
+    """Required work of a model: four rows that are verified, one that drafts, one that decodes."""
+    model = make_moe(device=device_of(graphcore_driver))
+    with accelerate(model, EXPERTS, driver=graphcore_driver) as handle, handle.reuse() as reuse:
+        decode, verify = Stack(handle, rows=1), Stack(handle, rows=4)
+        kinds: dict[str, list[Kind]] = {"draft": [], "verify": [], "decode": []}
+        for seed in range(6):
+            draft = reuse.certificate(
+                decode.step,
+                namespace=Namespace.DRAFT,
+                row_semantics=RowSemantics.SEQUENTIAL,
+                required=True,
+            )
+            check = reuse.certificate(
+                verify.step, row_semantics=RowSemantics.SPECULATIVE, sequences=1, required=True
+            )
+            for name, stack, certificate in (
+                ("draft", decode, draft), ("verify", verify, check), ("decode", decode, None)
+            ):  # fmt: skip
+                stack.fill(seed)
+                kinds[name].append(reuse.run(stack.step, certificate).kind)
+                assert stack.is_right()
+        assert all(each[-2:] == [Kind.REPLAY] * 2 for each in kinds.values()), kinds
+        assert all(each.count(Kind.CAPTURE) == 1 for each in kinds.values()), kinds
+
+
+def test_required_work_of_more_routes_than_slots_is_staged(handle: AcceleratedModel) -> None:
+    verify = Stack(handle, rows=4)
+    with handle.reuse() as reuse:
+        for seed in range(3):
+            certificate = reuse.certificate(
+                verify.step, row_semantics=RowSemantics.SPECULATIVE, sequences=1, required=True
+            )
+            verify.fill(seed)
+            before = handle.totals()
+            result = reuse.run(verify.step, certificate)
+            assert (result.kind, result.way) == (Kind.STAGED, Way.STAGED)
+            assert handle.totals() == before
+            assert verify.is_right()
 
 
 def test_closed_admission_runs_decode_through_staging_memory(handle: AcceleratedModel) -> None:

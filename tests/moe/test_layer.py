@@ -106,6 +106,45 @@ def test_a_captured_layer_follows_its_input(graphcore_driver: Driver) -> None:
                 assert torch.equal(graph.outputs, layer(x))
 
 
+def test_a_layer_adds_five_kernels_to_what_routes_and_shares(graphcore_driver: Driver) -> None:
+    """Slots, copies of the missing, up, down, sum; nothing is copied or filled around them."""
+    device = device_of(graphcore_driver)
+    block = blocks_of(make_moe(device=device))[0]
+    layer = MoELayer.from_transformers(block, pool_over(block, graphcore_driver), "block")
+    x = make_rows(2, device=device)
+
+    def nodes(step: Any) -> list[Any]:
+        with torch.no_grad(), graphcore.capture_function(step, x, driver=graphcore_driver) as graph:
+            return list(graph.snapshot().nodes)
+
+    alone, whole = nodes(layer.router), nodes(layer)
+    assert len(whole) == len(alone) + 5
+    assert {node.kind.value for node in whole} == {"kernel"}
+
+
+@pytest.mark.gpu
+def test_a_layer_is_captured_where_torch_raises_at_any_wait(graphcore_driver: Driver) -> None:
+    if graphcore_driver.is_emulated:
+        pytest.skip("torch tells of waits on a device only")
+    device = device_of(graphcore_driver)
+    block = blocks_of(make_moe("dots1", device=device))[0]
+    layer = MoELayer.from_transformers(block, pool_over(block, graphcore_driver, 2), "block")
+    x = make_rows(1, device=device)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        with torch.no_grad():
+            graph = graphcore.capture_function(layer, x, driver=graphcore_driver)
+            made = graph.instantiate()
+            made.launch()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    graphcore_driver.synchronize()
+    with torch.no_grad():
+        assert torch.equal(graph.outputs, layer(x))
+    made.close()
+    graph.close()
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
