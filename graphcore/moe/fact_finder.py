@@ -6,7 +6,7 @@ import os
 from collections.abc import Hashable
 from weakref import WeakKeyDictionary
 
-from graphcore.driver import Driver, as_stream
+from graphcore.driver import Driver, as_stream, stream_handle
 from graphcore.errors import ConfigurationError, GraphcoreError
 from graphcore.moe.call_facts import CallFacts, Streams
 from graphcore.moe.certificate import Certificate
@@ -30,7 +30,7 @@ from graphcore.moe.ownership import Admission, Transaction
 from graphcore.moe.plan_binding import bind
 from graphcore.moe.pool_bank import banks_of
 from graphcore.moe.pool_resources import Place, group_states, owners_of, pool_resources
-from graphcore.moe.property_probe import probe
+from graphcore.moe.property_probe import Records, probe
 from graphcore.moe.resource_fingerprint import (
     FingerprintRefusal,
     ResourceFingerprint,
@@ -107,7 +107,10 @@ class FactFinder:
         admission = self._manifests.ownership.admission
         seen = self.look(step.work, step.uid, pool, published)
         semantic_key = 0 if step.certificate is None else step.certificate.semantic_key()
-        probed = probe(entry.properties, step.uid, semantic_key, step.work.records)
+        count = len(seen.look.nodes.nodes)
+        probed = probe(
+            entry.properties, step.uid, semantic_key, lambda: _per_node(step.work.records(), count)
+        )
         subject = self._subject(step, seen, published)
         binding = bind(entry.plan, probed.probe, admission, subject, make_plan, self._counting)
         plan, streams = binding.plan, self._streams(step, seen)
@@ -257,13 +260,21 @@ class FactFinder:
         own = step.stream.handle
         given = (sighted.use.stream for sighted in seen.groups)
         return tuple(
-            int(own if each is None else as_stream(self._driver, each).handle) for each in given
+            int(own if each is None else stream_handle(as_stream(self._driver, each)))
+            for each in given
         )
 
 
 def is_disabled() -> bool:
     """Whether ``GRAPHCORE_DISABLE=1`` turns graphs off."""
     return os.environ.get("GRAPHCORE_DISABLE") == "1"
+
+
+def _per_node(records: Records, count: int) -> Records:
+    """As many records as nodes: nothing for the last ones, or the last for all that is left."""
+    if len(records) <= count:
+        return (*records, *[None] * (count - len(records)))
+    return (*records[: count - 1], records[count - 1 :])
 
 
 def _refuse_missing(use: GroupUse, held: SlotGroup) -> None:

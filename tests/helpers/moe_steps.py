@@ -114,6 +114,18 @@ class Scene:
         assert publication.is_accepted, publication
         return publication.generation
 
+    def buffer(self, rows: int) -> Buffer:
+        """A tensor [rows, hidden]."""
+        return Buffer.allocate((rows, HIDDEN), "float32", driver=self.driver)
+
+    def tables(self, rows: int) -> tuple[dict[str, Buffer], dict[str, Buffer]]:
+        """Ids and weights of each layer, [rows, top_k]."""
+        ids, weights = (
+            {name: Buffer.allocate((rows, TOP_K), dtype, driver=self.driver) for name in LAYERS}
+            for dtype in ("int32", "float32")
+        )
+        return ids, weights
+
     def lane(self, rows: int | None = None, name: str = "decode") -> Lane:
         """Steps of one row count, as a function."""
         return Lane(self, self.rows if rows is None else rows, name)
@@ -127,14 +139,9 @@ class Lane:
     """Steps of one row count: their inputs, their output, and the step itself."""
 
     def __init__(self, scene: Scene, rows: int, name: str = "decode") -> None:
-        driver = scene.driver
         self.scene, self.rows = scene, rows
-        self.x = Buffer.allocate((rows, HIDDEN), "float32", driver=driver)
-        self.ids = {each: Buffer.allocate((rows, TOP_K), "int32", driver=driver) for each in LAYERS}
-        self.weights = {
-            each: Buffer.allocate((rows, TOP_K), "float32", driver=driver) for each in LAYERS
-        }
-        self.out = Buffer.allocate((rows, HIDDEN), "float32", driver=driver)
+        self.x, self.out = scene.buffer(rows), scene.buffer(rows)
+        self.ids, self.weights = scene.tables(rows)
         self.layers = Layers(scene.pool, rows, self.x, self.ids, self.weights)
         self._expected = Layers(scene.everything, rows, self.x, self.ids, self.weights)
         self.calls: list[str] = []
@@ -156,9 +163,14 @@ class Lane:
 
     def move_output(self, out: Buffer | None = None) -> Buffer:
         """Another output buffer."""
-        self.out = out or Buffer.allocate((self.rows, HIDDEN), "float32", driver=self.scene.driver)
+        self.out = out or self.scene.buffer(self.rows)
         self.step.set("out", self.out)
         return self.out
+
+    def replan(self) -> None:
+        """The launches over the pool as it is now."""
+        self.layers = Layers(self.scene.pool, self.rows, self.x, self.ids, self.weights)
+        self.step.set_groups(self.uses())
 
     def _launch(self) -> None:
         self.calls.append("run")
@@ -192,9 +204,11 @@ class Lane:
         self.scene.driver.synchronize()
         return self._expected.out.read().tobytes()
 
-    def run(self, certificate: Any = None, *, check: bool = True, **more: Any) -> Any:
+    def run(
+        self, certificate: Any = None, *, check: bool = True, experts: Any = None, **more: Any
+    ) -> Any:
         """One step with other experts, its output checked; what GraphReuse says of it."""
-        self.choose()
+        self.choose(experts)
         wanted = self.expected()
         self._poison()
         more.setdefault("stream", self.scene.stream)
@@ -284,7 +298,7 @@ class PlanLane(Lane):
         plan.memcpy(target[: self.copied, :HIDDEN], value[: self.copied, :], name="copy")
         plan.memset(self._view(plan, "done", self.done), 1.0, name="done")
 
-    def replan(self, copied: int) -> None:
+    def copy(self, copied: int) -> None:
         """Another plan under the same name, which copies another number of rows."""
         self.copied = copied
         plan = GraphPlan(self.step.identity)

@@ -93,7 +93,7 @@ def test_other_rows_of_a_strided_copy_update_the_executable(overlapping, copied)
     executable = lane.executable
     before = executable.graph.snapshot()
     assert NodeKind.MEMCPY not in {node.kind for node in before.walk()}
-    lane.replan(copied)
+    lane.copy(copied)
     result = lane.run()
     assert (result.kind, result.reason) == (Kind.UPDATE, Reason.BOUNDARY)
     assert lane.executable is executable
