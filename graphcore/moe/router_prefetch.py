@@ -7,17 +7,20 @@ then run beside the layers in between. Off unless made; a wrong guess changes no
 
 from __future__ import annotations
 
+import logging
 from functools import partial
 from types import TracebackType
 from typing import Any
 
 import torch
 
-from graphcore.errors import ConfigurationError
+from graphcore.errors import CaptureError, ConfigurationError
 from graphcore.interop import current_stream
 from graphcore.moe.accelerated_model import AcceleratedModel
 from graphcore.moe.sibling_prefetch import PrefetchTotals, SiblingPrefetch
 from graphcore.moe.torch_capture import refuse_inside_capture
+
+_log = logging.getLogger("graphcore")
 
 _ROUTERS = ("gate", "router")
 
@@ -27,6 +30,7 @@ class RouterPrefetch:
 
     Steps of other row counts (prompts) run as without it. Its guesses are part of what is captured:
     make it before a graph is, and let graphs go that were captured with it before it is closed.
+    A pool that has grown is followed by the first step outside of captures; totals begin anew.
 
     Args:
         accelerated: Whose layers; called in their order.
@@ -71,6 +75,7 @@ class RouterPrefetch:
             if at
         }
         self._prefetch = SiblingPrefetch(accelerated.pool, self._guesses)
+        self._serial = accelerated.pool.serial
         self._hooks = [
             hook
             for at, name in enumerate(self._names)
@@ -98,8 +103,9 @@ class RouterPrefetch:
         hidden, prefetch = arguments[0], self._prefetch
         if prefetch.is_stepping and (at == 0 or hidden.shape[0] != self._rows):
             prefetch.abandon()  # a forward before did not come to its end
-        if at == 0 and hidden.shape[0] == self._rows:
-            prefetch.begin()
+        if at == 0 and hidden.shape[0] == self._rows and self._follows_pool():
+            self._prefetch.begin()
+        prefetch = self._prefetch
         if not prefetch.is_stepping:
             return
         stream = current_stream(self._driver)
@@ -110,6 +116,21 @@ class RouterPrefetch:
             guess.copy_(_guess(self._routers[name], hidden, guess.shape[1]))
             prefetch.hand_off(name, stream, index=index)
         prefetch.await_stage(self._names[at], stream)
+
+    def _follows_pool(self) -> bool:
+        """Whether guesses go to the slots that there are; takes them over where they are others."""
+        pool = self._prefetch.pool
+        if pool.is_closed or pool.serial == self._serial:
+            return not pool.is_closed
+        try:
+            refuse_inside_capture("following a pool")
+        except CaptureError:
+            _log.info("prefetch: a step is captured without guesses, since the pool has grown")
+            return False
+        old, self._prefetch = self._prefetch, SiblingPrefetch(pool, self._guesses)
+        self._serial = pool.serial
+        old.close()
+        return True
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _behind(self, at: int, *_: Any) -> None:
@@ -155,6 +176,7 @@ def _top_k_of(model: Any, name: str) -> int:
     return top_k
 
 
+@torch.no_grad()
 def _guess(router: Any, hidden: torch.Tensor, choices: int) -> torch.Tensor:
     """[rows, choices]: experts that the router rates highest, whatever else it goes by."""
     # without its hooks: what models record of their routers is of real steps

@@ -13,7 +13,7 @@ from graphcore.decode import CUDAGraphAR
 from graphcore.driver import Driver
 from graphcore.driver.emulated import EmulatedDriver
 from graphcore.errors import CapacityError, CaptureError, ConfigurationError, CudaError
-from graphcore.moe import RouterPrefetch, accelerate
+from graphcore.moe import Kind, RouterPrefetch, accelerate
 from graphcore.testing import inject
 
 CASES = {
@@ -109,6 +109,76 @@ def test_a_forward_that_ends_early_is_made_good_by_the_next(graphcore_driver):
             with torch.no_grad():
                 first(rows)  # and nothing behind it
             assert torch.equal(decoded(model, graphcore_driver, capture=False), own)
+
+
+def test_a_pool_that_has_grown_is_followed_outside_of_captures(graphcore_driver):
+    model = make_moe("qwen3-moe", device=device_of(graphcore_driver))
+    with accelerate(model, SLOTS, driver=graphcore_driver) as handle:
+        own = decoded(model, graphcore_driver, capture=True)
+        with RouterPrefetch(handle, rows=1) as prefetch:
+            handle.pool.grow(SLOTS + 2)
+            assert torch.equal(decoded(model, graphcore_driver, capture=False), own)
+            assert torch.equal(decoded(model, graphcore_driver, capture=True), own)
+            (totals,) = prefetch.totals().values()
+            assert totals.guesses >= 20
+
+
+def test_a_step_captured_before_a_grown_pool_was_followed_has_no_guesses(caplog):
+    driver = EmulatedDriver()
+    with accelerate(make_moe(), SLOTS, driver=driver) as handle, RouterPrefetch(handle, rows=1):
+        handle.pool.grow(SLOTS + 1)
+        name = next(iter(handle.layers))
+        block = handle.model.get_submodule(name.rpartition(".")[0])
+        with (
+            caplog.at_level("INFO", "graphcore"),
+            graphcore.capture(driver=driver) as captured,
+            torch.no_grad(),
+        ):
+            block(torch.randn(1, 1, 64))
+        captured.graph.close()
+    assert "a step is captured without guesses, since the pool has grown" in caplog.text
+
+
+def test_steps_of_a_graph_reuse_have_guesses_in_their_graphs():
+    driver = EmulatedDriver(order="adversarial")
+    with (
+        accelerate(make_moe(), SLOTS, driver=driver) as handle,
+        RouterPrefetch(handle, rows=1) as prefetch,
+        handle.reuse() as reuse,
+    ):
+        x = torch.zeros(1, 1, 64)
+        out = torch.zeros_like(x)
+
+        def layers() -> torch.Tensor:
+            with torch.no_grad():
+                found: torch.Tensor = handle.model.model(
+                    inputs_embeds=x, use_cache=False
+                ).last_hidden_state
+                return found
+
+        step = handle.step("layers", lambda: out.copy_(layers()), tensors={"x": x, "out": out},
+                           rows=1)  # fmt: skip
+        kinds = []
+        for seed in range(12):
+            x.copy_(torch.randn(x.shape, generator=torch.Generator().manual_seed(seed)))
+            out.fill_(float("nan"))
+            kinds.append(reuse.run(step).kind)
+            driver.synchronize()
+            assert torch.equal(out, layers()), seed
+        assert kinds == [Kind.DIRECT, Kind.CAPTURE, *[Kind.REPLAY] * 10]
+        (totals,) = prefetch.totals().values()
+        assert totals.guesses == 24
+
+
+def test_a_model_may_be_restored_before_its_prefetch_is_closed(graphcore_driver):
+    model = make_moe("qwen3-moe", device=device_of(graphcore_driver))
+    own = decoded(model, graphcore_driver, capture=False)
+    with accelerate(model, SLOTS, driver=graphcore_driver) as handle:
+        prefetch = RouterPrefetch(handle, rows=1)
+        decoded(model, graphcore_driver, capture=False)
+    prefetch.close()
+    prefetch.close()
+    assert torch.equal(decoded(model, graphcore_driver, capture=False), own)
 
 
 @pytest.mark.parametrize("after", range(12))
