@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from graphcore.drawing.document import MOST_ROWS, Document, Table, share
 
-_WIDEST = 60
+_WIDEST = 76
 
 
 def text(document: Document) -> str:

@@ -39,8 +39,17 @@ if TYPE_CHECKING:
     from graphcore.moe.decision import (
         Decision,
     )
+    from graphcore.moe.decode_loop import (
+        DecodedStep,
+        DecodeLoop,
+        DecodeRequest,
+    )
+    from graphcore.moe.decode_model import (
+        DecodeModel,
+    )
     from graphcore.moe.decode_overlap import (
         OverlapRule,
+        Row,
     )
     from graphcore.moe.expert_plan import (
         ExpertPlan,
@@ -92,6 +101,9 @@ if TYPE_CHECKING:
         Strategy,
         Way,
     )
+    from graphcore.moe.nvtx_ranges import (
+        NvtxRanges,
+    )
     from graphcore.moe.options import (
         MoEOptions,
         resolve_options,
@@ -99,6 +111,13 @@ if TYPE_CHECKING:
     from graphcore.moe.oracle import (
         SlotDecision,
         SlotOracle,
+    )
+    from graphcore.moe.overlap_totals import (
+        OverlapTotals,
+    )
+    from graphcore.moe.overlapped_decode import (
+        OverlappedDecode,
+        StepTicket,
     )
     from graphcore.moe.ownership import (
         Admission,
@@ -170,8 +189,14 @@ if TYPE_CHECKING:
         StepSeconds,
         StepTotals,
     )
+    from graphcore.moe.step_trace import (
+        StepTrace,
+    )
     from graphcore.moe.step_work import (
         StepWork,
+    )
+    from graphcore.moe.trace_events import (
+        Span,
     )
 
 _names = "graphcore.moe.names"
@@ -186,6 +211,10 @@ _homes = {
     "Coverage": "graphcore.moe.coverage",
     "CoverageReason": _names,
     "Decision": "graphcore.moe.decision",
+    "DecodeLoop": "graphcore.moe.decode_loop",
+    "DecodeModel": "graphcore.moe.decode_model",
+    "DecodeRequest": "graphcore.moe.decode_loop",
+    "DecodedStep": "graphcore.moe.decode_loop",
     "ExpertBank": "graphcore.moe.manifest",
     "ExpertGroup": "graphcore.moe.manifest",
     "ExpertPlan": "graphcore.moe.expert_plan",
@@ -204,7 +233,10 @@ _homes = {
     "MoELayer": "graphcore.moe.layer",
     "MoEOptions": "graphcore.moe.options",
     "Namespace": _names,
+    "NvtxRanges": "graphcore.moe.nvtx_ranges",
     "OverlapRule": "graphcore.moe.decode_overlap",
+    "OverlapTotals": "graphcore.moe.overlap_totals",
+    "OverlappedDecode": "graphcore.moe.overlapped_decode",
     "Ownership": "graphcore.moe.ownership",
     "Phase": _names,
     "PlanOutcome": _names,
@@ -226,6 +258,7 @@ _homes = {
     "ReuseReport": "graphcore.moe.report",
     "Role": _names,
     "RouterPrefetch": "graphcore.moe.router_prefetch",
+    "Row": "graphcore.moe.decode_overlap",
     "RowSemantics": _names,
     "SiblingPrefetch": "graphcore.moe.sibling_prefetch",
     "SlotAdmission": "graphcore.moe.admission",
@@ -239,6 +272,7 @@ _homes = {
     "SlotState": "graphcore.moe.slot_state",
     "SlotTables": "graphcore.moe.slot_tables",
     "SlotTotals": "graphcore.moe.slot_state",
+    "Span": "graphcore.moe.trace_events",
     "StagedProducts": "graphcore.moe.staged",
     "StagedStep": "graphcore.moe.staged",
     "StagingMemory": "graphcore.moe.staging_memory",
@@ -246,7 +280,9 @@ _homes = {
     "StepRecord": "graphcore.moe.step_record",
     "StepResult": "graphcore.moe.step_record",
     "StepSeconds": "graphcore.moe.step_record",
+    "StepTicket": "graphcore.moe.overlapped_decode",
     "StepTotals": "graphcore.moe.step_record",
+    "StepTrace": "graphcore.moe.step_trace",
     "StepWork": "graphcore.moe.step_work",
     "Strategy": _names,
     "Way": _names,
@@ -268,6 +304,10 @@ __all__ = [
     "Coverage",
     "CoverageReason",
     "Decision",
+    "DecodeLoop",
+    "DecodeModel",
+    "DecodeRequest",
+    "DecodedStep",
     "ExpertBank",
     "ExpertGroup",
     "ExpertPlan",
@@ -286,7 +326,10 @@ __all__ = [
     "MoELayer",
     "MoEOptions",
     "Namespace",
+    "NvtxRanges",
     "OverlapRule",
+    "OverlapTotals",
+    "OverlappedDecode",
     "Ownership",
     "Phase",
     "PlanOutcome",
@@ -308,6 +351,7 @@ __all__ = [
     "ReuseReport",
     "Role",
     "RouterPrefetch",
+    "Row",
     "RowSemantics",
     "SiblingPrefetch",
     "SlotAdmission",
@@ -321,6 +365,7 @@ __all__ = [
     "SlotState",
     "SlotTables",
     "SlotTotals",
+    "Span",
     "StagedProducts",
     "StagedStep",
     "StagingMemory",
@@ -328,7 +373,9 @@ __all__ = [
     "StepRecord",
     "StepResult",
     "StepSeconds",
+    "StepTicket",
     "StepTotals",
+    "StepTrace",
     "StepWork",
     "Strategy",
     "Way",

@@ -39,7 +39,9 @@ from graphcore.resources.driver_argument import checked_driver
 from graphcore.reuse import Eviction, GraphCache
 
 if TYPE_CHECKING:
+    from graphcore.moe.overlapped_decode import OverlappedDecode
     from graphcore.moe.report import ReuseReport
+    from graphcore.moe.step_trace import StepTrace
 
 _numbers = itertools.count(1)
 _Fast = tuple[int, int, "Phase | None"]
@@ -254,17 +256,23 @@ class GraphReuse:
         """Calls but replays of what is unchanged, by kind and reason."""
         return Counter(self._log.reasons)
 
-    def report(self) -> ReuseReport:
+    def report(
+        self, *, decode: OverlappedDecode | None = None, trace: StepTrace | None = None
+    ) -> ReuseReport:
         """All of this and what the slots did, to print, or to look at as a page.
 
-        Waits for all work where there is a pool.
+        Waits for all work where there is a pool, and for the steps of a trace.
+
+        Args:
+            decode: Who ran the steps: which of them were queued ahead.
+            trace: What took when on the device.
 
         Raises:
             CaptureError: Inside a capture.
         """
         from graphcore.moe.report_facts import report_of
 
-        return report_of(self)
+        return report_of(self, decode, trace)
 
     @property
     def observers(self) -> list[Observer]:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from graphcore.drawing.document import Document
 from graphcore.moe.counters import MoECounters
 from graphcore.moe.names import Kind, Way
+from graphcore.moe.overlap_totals import OverlapTotals
 from graphcore.moe.reasons import Reason
 from graphcore.moe.slot_state import SlotTotals
 from graphcore.moe.step_record import StepTotals
@@ -111,6 +112,8 @@ class ReuseReport:
         device_seconds: Seconds between a launch's first and last work, of each kind, where a trace
             measured them: (calls, seconds).
         is_emulated: Whether times say nothing about a GPU.
+        overlap: What was queued ahead, and why the rest was not.
+        hidden: Host seconds of a trace's steps, and those while the step before still ran.
     """
 
     driver: str
@@ -126,6 +129,8 @@ class ReuseReport:
     pool_bytes: int = 0
     device_seconds: tuple[tuple[Kind, int, float], ...] = ()
     is_emulated: bool = False
+    overlap: OverlapTotals | None = None
+    hidden: tuple[float, float] | None = None
 
     @property
     def hit_rate(self) -> float | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from graphcore.drawing.document import Document, Part, Table, share
+from graphcore.drawing.model import Section
 from graphcore.executable.memory_report import in_words
 from graphcore.moe.names import Kind
 from graphcore.moe.report import ReuseReport
@@ -35,14 +36,17 @@ def document(report: ReuseReport) -> Document:
         for kind, colour in _COLOURS.items()
         if kind in report.totals
     ]
+    cards: list[Section] = [
+        ("Steps", _steps(report)),
+        ("Experts", _experts(report)),
+        ("Graphs", _graphs(report)),
+    ]
+    if ahead := _ahead(report):
+        cards.append(("Overlap", ahead))
     return Document(
         TITLE,
         f"{report.driver} · {report.counters.calls} steps · {report.options}",
-        [
-            ("Steps", _steps(report)),
-            ("Experts", _experts(report)),
-            ("Graphs", _graphs(report)),
-        ],
+        cards,
         bar,
         "Steps by what they did",
         [*_tables(report)],
@@ -102,6 +106,23 @@ def _graphs(report: ReuseReport) -> dict[str, object]:
     }
 
 
+def _ahead(report: ReuseReport) -> dict[str, object]:
+    pairs: dict[str, object] = {}
+    if report.overlap is not None:
+        ahead, steps, rolled_back, _ = report.overlap
+        pairs["steps queued ahead"] = f"{ahead} of {steps}"
+        pairs["rows taken back"] = rolled_back
+    if report.hidden is not None:
+        host, hidden = report.hidden
+        busy = f"{_ms(hidden)} ({share(hidden / host)})" if host else "-"
+        pairs |= {"host time of steps": _ms(host), "of it while the step before ran": busy}
+    return pairs
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.1f} ms"
+
+
 # ---- tables --------------------------------------------------------------------------------------
 
 
@@ -133,6 +154,13 @@ def _tables(report: ReuseReport) -> Iterator[Table]:
         ("variant", "memory", "cause"),
         tuple((line.name, in_words(line.bytes), line.cause) for line in report.departures),
     )
+    if report.overlap is not None:
+        yield Table(
+            "Why steps were not queued ahead",
+            ("not so", "steps"),
+            tuple((rule.value, count) for rule, count in report.overlap.obstacles),
+            "A step may have several reasons.",
+        )
     yield _groups(report)
 
 

@@ -24,15 +24,22 @@ from graphcore.reuse import Eviction
 
 if TYPE_CHECKING:
     from graphcore.moe.graph_reuse import GraphReuse
+    from graphcore.moe.overlapped_decode import OverlappedDecode
+    from graphcore.moe.step_trace import StepTrace
 
 _TOLD = frozenset({Kind.UPDATE, Kind.REINSTANTIATE, Kind.DECLINED, Kind.FAILED})
 _CHANGES = frozenset({Reason.CHANGED, Reason.GENERATION, Reason.HOST_STAGED, Reason.NOT_READY})
 
 
 def report_of(
-    reuse: GraphReuse, device_seconds: Iterable[tuple[Kind, int, float]] = ()
+    reuse: GraphReuse, decode: OverlappedDecode | None = None, trace: StepTrace | None = None
 ) -> ReuseReport:
     """What ``reuse`` did since its start; waits for all work where it has a pool.
+
+    Args:
+        reuse: What ran.
+        decode: Who ran it, for what was queued ahead.
+        trace: That watched it, for device times.
 
     Raises:
         CaptureError: Inside a capture.
@@ -50,7 +57,9 @@ def report_of(
         departures=tuple(map(_departure, reuse.departures)),
         groups=() if pool is None else groups(pool),
         pool_bytes=0 if pool is None else pool.nbytes,
-        device_seconds=tuple(device_seconds),
+        device_seconds=() if trace is None else trace.device_seconds,
+        overlap=None if decode is None else decode.totals,
+        hidden=None if trace is None else trace.hidden,
         is_emulated=reuse.driver.is_emulated,
     )
 
