@@ -129,12 +129,13 @@ def test_a_step_captured_before_a_grown_pool_was_followed_has_no_guesses(caplog)
         handle.pool.grow(SLOTS + 1)
         name = next(iter(handle.layers))
         block = handle.model.get_submodule(name.rpartition(".")[0])
+        row = torch.randn(1, 1, 64)
         with (
             caplog.at_level("INFO", "graphcore"),
             graphcore.capture(driver=driver) as captured,
             torch.no_grad(),
         ):
-            block(torch.randn(1, 1, 64))
+            block(row)
         captured.graph.close()
     assert "a step is captured without guesses, since the pool has grown" in caplog.text
 
