@@ -178,6 +178,7 @@ if TYPE_CHECKING:
     from graphcore.moe.staged import (
         StagedProducts,
         StagedStep,
+        StagedTotals,
     )
     from graphcore.moe.staging_memory import (
         StagingMemory,
@@ -275,6 +276,7 @@ _homes = {
     "Span": "graphcore.moe.trace_events",
     "StagedProducts": "graphcore.moe.staged",
     "StagedStep": "graphcore.moe.staged",
+    "StagedTotals": "graphcore.moe.staged",
     "StagingMemory": "graphcore.moe.staging_memory",
     "StepPart": "graphcore.moe.step_record",
     "StepRecord": "graphcore.moe.step_record",
@@ -368,6 +370,7 @@ __all__ = [
     "Span",
     "StagedProducts",
     "StagedStep",
+    "StagedTotals",
     "StagingMemory",
     "StepPart",
     "StepRecord",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from graphcore_kernels import Operand, choose_place, moe_grouped_gemm
 
@@ -30,6 +30,22 @@ from graphcore.moe.static_tensors import StaticTensors, carve
 from graphcore.resources.buffer import Buffer
 from graphcore.resources.overlap import overlap
 from graphcore.resources.tensors import TensorRef, describe
+
+
+class StagedTotals(NamedTuple):
+    """What staged passes came to.
+
+    Args:
+        passes: That were not refused.
+        routes: In them.
+        experts: That were copied; once in each pass that has rows of them.
+        nbytes: That these copies moved.
+    """
+
+    passes: int
+    routes: int
+    experts: int
+    nbytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +228,14 @@ class StagedProducts:
         the same tensors again keeps what ``plan`` gives.
         """
         self.plan(x, ids, weights, out).launch(stream)
+
+    def totals(self) -> StagedTotals:
+        """What the passes came to since this was made, after all work."""
+        found = self._tables.read().totals
+        # in tables with a slot for every expert each expert of a pass is a hit or a miss
+        experts = found.hits + found.misses
+        nbytes = sum(each.rows.nbytes // self.chunk for each in self._banks.values())
+        return StagedTotals(found.steps, found.routes, experts, experts * nbytes)
 
     def fault(self) -> SlotFault:
         """The first pass that was refused, and how many were, after all work."""

@@ -244,6 +244,24 @@ def test_the_pool_may_grow_and_staged_steps_go_on(graphcore_driver):
     tensors.check()
 
 
+def test_experts_and_bytes_are_counted_pass_by_pass(graphcore_driver, pageable):
+    layer = StagedLayer(graphcore_driver, pageable=pageable)
+    tensors, memory = layer.step(9, 2), layer.memory(3, 3, 2)
+    staged = layer.staged(memory)
+    step = staged.plan(*tensors.all())
+    assert staged.totals() == (0, 0, 0, 0)
+    expert, draw, expected = 4 * 3 * INNER * HIDDEN, random.Random(3), [0, 0, 0]
+    for _ in range(3):
+        tensors.choose(draw)
+        step.launch()
+        each = staged.rows_at_once(9, 2)
+        for begin in range(0, 9, each):
+            chosen = tensors.chosen[begin : begin + each]
+            expected = [expected[0] + 1, expected[1] + chosen.size,
+                        expected[2] + len(numpy.unique(chosen))]  # fmt: skip
+    assert staged.totals() == (*expected, expected[2] * expert)
+
+
 def test_a_step_without_rows_launches_nothing(graphcore_driver, pageable):
     layer = StagedLayer(graphcore_driver, pageable=pageable)
     tensors = layer.step(0, 2)
