@@ -7,10 +7,11 @@ import torch
 
 from graphcore.bench import main
 from graphcore.bench.suites import BY_CASE, Request, moe
-from graphcore.bench.suites.moe_conversation import GraphWay, ReuseWay, logits_of, requests_arm
-from graphcore.bench.suites.moe_experts import blocks_of
+from graphcore.bench.suites.moe_conversation import logits_of, requests_arm
+from graphcore.bench.suites.moe_ways import DirectWay, GraphWay, ReuseWay, Steps
 from graphcore.driver import open_driver
 from graphcore.errors import ConfigurationError, GraphcoreError
+from graphcore.moe import accelerate
 
 CASES = ["slots=25% options=boundary", "slots=100% options=off"]
 
@@ -35,10 +36,14 @@ def suite(driver):
 
 
 @pytest.fixture
-def slotted(suite):
-    made = suite._slotted(100)
-    yield made
-    made.close()
+def handle(suite):
+    with accelerate(suite.model, suite.model.config.num_experts, driver=suite.driver) as made:
+        yield made
+
+
+@pytest.fixture
+def eager(suite):
+    return DirectWay(moe.EAGER, suite.talk, suite.driver, suite.stream)
 
 
 def notes_of(report, case):
@@ -90,12 +95,10 @@ def test_hits_are_fewer_where_fewer_experts_are_resident(report):
     assert hits[0] < hits[1] < 100
 
 
-def test_a_way_over_spoilt_slots_is_found_out(suite, slotted):
-    eager = suite._peers(moe.DirectWay(moe.EAGER, suite.talk, suite.driver, suite.stream,
-                                       slotted.in_place))[0]  # fmt: skip
-    way = ReuseWay("ours", suite.talk, slotted, suite.stream, {})
+def test_a_way_over_spoilt_slots_is_found_out(suite, handle, eager):
+    way = ReuseWay("ours", suite.talk, handle, suite.stream, {})
     assert suite._error(way, eager) == 0.0
-    for group in slotted.pool.groups.values():
+    for group in handle.pool.groups.values():
         down = torch.from_dlpack(group.rows["down"])
         down.copy_(down.flip(1))
     with pytest.raises(GraphcoreError, match="arm ours: expected the logits of the model without"):
@@ -103,7 +106,7 @@ def test_a_way_over_spoilt_slots_is_found_out(suite, slotted):
     way.close()
 
 
-def test_a_way_that_runs_nothing_is_found_out(suite, slotted):
+def test_a_way_that_runs_nothing_is_found_out(suite, handle, eager):
     class Idle:
         name = "idle"
 
@@ -111,18 +114,28 @@ def test_a_way_that_runs_nothing_is_found_out(suite, slotted):
             for _ in range(1 + suite.talk.tokens):
                 look()
 
-    eager = moe.DirectWay(moe.EAGER, suite.talk, suite.driver, suite.stream, slotted.in_place)
     suite.talk.logits.fill_(float("nan"))
     with pytest.raises(GraphcoreError, match=r"arm idle: .* a difference of inf"):
         suite._error(Idle(), eager)
 
 
-def test_requests_differ_and_their_tokens_are_no_repetition(suite, slotted):
-    way = GraphWay(suite.talk, slotted, suite.driver, suite.stream)
+def test_a_step_that_the_device_refused_is_found_out(suite, handle):
+    moe._check(handle)
+    layer = next(iter(handle.layers.values()))
+    x = torch.zeros(1, suite.model.config.hidden_size)
+    layer(x, torch.full((1, 2), 99), torch.ones(1, 2))
+    with pytest.raises(GraphcoreError, match="expected steps without faults"):
+        moe._check(handle)
+
+
+def test_requests_differ_and_their_tokens_are_no_repetition(suite, handle):
+    way = GraphWay(suite.talk, Steps(suite.talk, handle).fits_prompts, suite.driver, suite.stream)
+    assert way.obstacle == ""
     chosen = logits_of(way, suite.talk, range(3), suite.driver).argmax(dim=-1)
     assert chosen.shape == (3, 1 + suite.talk.tokens)
     assert len({tuple(each) for each in chosen.tolist()}) == 3
     assert all(len(set(each)) > 2 for each in chosen.tolist())
+    way.close()
 
 
 def test_an_arm_runs_whole_requests_and_counts_tokens(suite, monkeypatch):
@@ -143,13 +156,6 @@ def test_an_arm_runs_whole_requests_and_counts_tokens(suite, monkeypatch):
     monkeypatch.setattr("time.perf_counter", lambda: next(ticks))
     arm = requests_arm(Counted(), tokens, suite.driver, share=2)
     assert arm.burst(4 * tokens) == pytest.approx(4.0)  # half of the requests took 2
-
-
-def test_the_models_own_experts_are_back_after_each_block(suite, slotted):
-    own = [block.experts for block in blocks_of(suite.model).values()]
-    with slotted.in_place():
-        assert [block.experts for block in blocks_of(suite.model).values()] != own
-    assert [block.experts for block in blocks_of(suite.model).values()] == own
 
 
 def test_unknown_cases_and_peers_are_refused_and_one_peer_must_be_left(driver, capsys):

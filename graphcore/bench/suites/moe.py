@@ -7,6 +7,7 @@ the device. Notes: the share of replays, what boundaries cost the host, by kind,
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Mapping
 from statistics import median
@@ -19,19 +20,11 @@ from graphcore.bench.harness import Effort, measure
 from graphcore.bench.replays import torch_device
 from graphcore.bench.results import Row, row_of
 from graphcore.bench.suites import Measured, Request
-from graphcore.bench.suites.moe_conversation import (
-    Conversation,
-    DirectWay,
-    GraphWay,
-    ReuseWay,
-    Way,
-    logits_of,
-    requests_arm,
-)
-from graphcore.bench.suites.moe_experts import SlottedModel, pinned_experts
+from graphcore.bench.suites.moe_conversation import Conversation, Way, logits_of, requests_arm
+from graphcore.bench.suites.moe_ways import DirectWay, GraphWay, ReuseWay, Steps
 from graphcore.driver import Driver, Stream
 from graphcore.errors import ConfigurationError, GraphcoreError
-from graphcore.moe import StepSeconds
+from graphcore.moe import AcceleratedModel, StepSeconds, accelerate
 
 Note = Mapping[str, Any]
 
@@ -117,12 +110,15 @@ class _Suite:
             model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
         self.model = model.eval()
         self.model.set_experts_implementation(EXPERTS[0])
-        self.pinned = pinned_experts(self.model, driver)
         length = _TINY_LENGTH if tiny else _LENGTH
         prompts = torch.randint(3, config.vocab_size, (_REQUESTS, length), device=device)
         tokens = _TINY_TOKENS if tiny else _TOKENS
-        self.talk = Conversation(self.model, prompts, tokens, _CAPACITY)
-        self.theirs = logits_of(self._transformers(EXPERTS[0]), self.talk, range(2), driver)
+        self.whole = copy.deepcopy(self.model)  # its experts stay where they are
+        self.talk, self.their_talk = (
+            Conversation(each, prompts, tokens, _CAPACITY) for each in (self.model, self.whole)
+        )
+        way = self._transformers(EXPERTS[0])
+        self.theirs = logits_of(way, self.their_talk, range(2), driver)
         self.rows: list[Row] = []
         self.notes: list[Note] = [
             {"about": f"a request: {length} tokens of a prompt, {tokens} new ones, which every "
@@ -132,44 +128,48 @@ class _Suite:
 
     def measure(self, share: int, wanted: list[str]) -> None:
         """All rows of one number of slots, in the same rounds."""
-        slotted = self._slotted(share)
+        slots = self.model.config.num_experts * share // 100
+        with accelerate(self.model, slots, driver=self.driver) as handle:
+            ours = self._rows(share, wanted, handle)
+            self.note(f"slots={share}%: hits", "%", 100 * handle.hit_rate)
+            self.note(f"slots={share}%: slots", "MiB", handle.pool.nbytes / 2**20)
+            for way in ours:
+                self._tell(way)
+                way.close()
+
+    def _rows(self, share: int, wanted: list[str], handle: AcceleratedModel) -> list[ReuseWay]:
         talk, driver, stream = self.talk, self.driver, self.stream
-        eager = DirectWay(EAGER, talk, driver, stream, slotted.in_place)
-        floor = GraphWay(talk, slotted, driver, stream)
-        ours = {
-            name: ReuseWay(_case(share, name), talk, slotted, stream, OPTIONS[name], floor.obstacle)
-            for name in wanted
-        }
+        eager = DirectWay(EAGER, talk, driver, stream)
+        peers = self._peers(eager)
+        floor = GraphWay(talk, Steps(talk, handle).fits_prompts, driver, stream)
         if floor.obstacle:
             self.notes.append({"left out": f"slots={share}% prompts", "reason": floor.obstacle})
-        ways: list[Way] = [floor, *ours.values(), *self._peers(eager)]
-        checked: list[Way] = [eager, floor, *ours.values()]
-        errors = {way.name: self._error(way, eager) for way in checked}
-        slotted.check()
-        arms = [
-            requests_arm(way, talk.tokens, driver, share=2 if way.name in PEERS else 1)
-            for way in ways
+        ours = [
+            ReuseWay(_case(share, name), talk, handle, stream, OPTIONS[name], floor.obstacle)
+            for name in wanted
         ]
+        checked: list[Way] = [eager, floor, *ours]
+        errors = {way.name: self._error(way, eager) for way in checked}
+        _check(handle)
+        arms = [requests_arm(way, talk.tokens, driver) for way in checked if way is not eager]
+        arms += [requests_arm(way, talk.tokens, driver, share=2) for way in peers]
         timings = measure(arms, self._effort(), driver.synchronize)
-        peers = [way.name for way in ways if way.name in PEERS]
-        for way in ours.values():
-            row = row_of(
+        _check(handle)
+        floor.close()
+        self.rows += [
+            row_of(
                 way.name,
                 timings,
                 ours=way.name,
                 floor=floor.name,
-                peers=peers,
+                peers=[peer.name for peer in peers],
                 allowance=0.0,
                 unit="tokens/s",
                 error=errors[way.name],
             )
-            self.rows.append(row)
-            self._tell(way)
-            way.close()
-        slotted.check()
-        self.note(f"slots={share}%: hits", "%", 100 * slotted.hit_rate)
-        self.note(f"slots={share}%: slots", "MiB", slotted.pool.nbytes / 2**20)
-        slotted.close()
+            for way in ours
+        ]
+        return ours
 
     def note(self, what: str, unit: str, value: float) -> None:
         """A figure beside the rows."""
@@ -185,13 +185,8 @@ class _Suite:
         return left
 
     def _transformers(self, implementation: str) -> Way:
-        """The model as it is, its own experts computed that way."""
-        return _Transformers(self.model, implementation, self.talk, self.driver, self.stream)
-
-    def _slotted(self, share: int) -> SlottedModel:
-        slots = self.model.config.num_experts * share // 100
-        rows = (1, self.talk.length)
-        return SlottedModel(self.model, self.pinned, slots, rows, self.driver)
+        """The model with its own experts, computed that way."""
+        return _Transformers(self.whole, implementation, self.their_talk, self.driver, self.stream)
 
     def _effort(self) -> Effort:
         if self.driver.is_emulated:
@@ -250,6 +245,17 @@ class _Transformers:
     def request(self, number: int, *look: Any) -> None:
         self._model.set_experts_implementation(self._implementation)
         self._way.request(number, *look)
+
+
+def _check(handle: AcceleratedModel) -> None:
+    """Raises GraphcoreError where a step was refused on the device, or a product went wrong."""
+    faults: dict[str, Any] = dict(handle.faults())
+    for name, layer in handle.layers.items():
+        fault = layer.products.fault()
+        if fault is not None:
+            faults.setdefault(name, fault)
+    if faults:
+        raise GraphcoreError(f"bench moe: expected steps without faults, got {faults}")
 
 
 def _case(share: int, options: str) -> str:

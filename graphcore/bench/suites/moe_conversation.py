@@ -1,35 +1,28 @@
-"""The work of suite moe: requests, each a prompt and its tokens, over static tensors; and its ways.
+"""The work of suite moe: requests, each a prompt and its tokens, over static tensors.
 
-A way runs requests by the same two functions: the host calls them, a graph launches them, or
-GraphReuse decides. Whoever computes something else is found by the logits of every step.
+Every way of running them has the same two steps. Whoever computes something else is found by the
+logits of every step.
 """
 
 from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
 from transformers import StaticCache
 
 from graphcore.bench.harness import Arm
-from graphcore.bench.suites.moe_experts import SlottedModel
 from graphcore.decode import transformers_compat as compat
-from graphcore.driver import Driver, Stream
-from graphcore.errors import CaptureError
-from graphcore.executable import GraphExec, capture
-from graphcore.interop.streams import use_stream
-from graphcore.moe import CallableStep, GraphReuse, StepResult
+from graphcore.driver import Driver
 
 Look = Callable[[], object]
 """Called behind every step."""
 
 
-def _not_looking() -> None:
+def not_looking() -> None:
     """Nobody asked."""
 
 
@@ -37,7 +30,7 @@ class Conversation:
     """Static tensors of requests at batch 1, and the two steps over them.
 
     Args:
-        model: Of transformers; its experts are whatever is in their place when a step runs.
+        model: Of transformers; its experts are whatever stands there when a step runs.
         prompts: int64 ``[requests, length]``.
         tokens: New ones of a request.
         capacity: Of the cache.
@@ -96,156 +89,8 @@ class Way(Protocol):
 
     name: str
 
-    def request(self, number: int, look: Look = _not_looking) -> None:
+    def request(self, number: int, look: Look = not_looking) -> None:
         """Runs a request whole; returns when its work is on the stream."""
-
-
-@dataclass
-class DirectWay:
-    """The host calls both steps. ``experts``: what is put in the place of the model's own."""
-
-    name: str
-    talk: Conversation
-    driver: Driver
-    stream: Stream
-    experts: Callable[[], AbstractContextManager[None]] = nullcontext
-
-    def request(self, number: int, look: Look = _not_looking) -> None:
-        with self.experts(), use_stream(self.driver, self.stream):
-            self.talk.begin(number)
-            self.talk.read_prompt()
-            look()
-            for _ in range(self.talk.tokens):
-                self.talk.decode()
-                look()
-
-
-class GraphWay:
-    """Graphs of the steps, launched without a question asked: what nothing can beat.
-
-    Attributes:
-        obstacle: Why there is no graph of prompts though slots serve them; "" where there is one.
-    """
-
-    name = "graphs alone"
-
-    def __init__(
-        self, talk: Conversation, slotted: SlottedModel, driver: Driver, stream: Stream
-    ) -> None:
-        self._talk, self._slotted, self._driver, self._stream = talk, slotted, driver, stream
-        self._decode = self._captured(talk.decode)
-        self._prompt: GraphExec | None = None
-        self.obstacle = ""
-        if slotted.fits(talk.length):
-            try:
-                self._prompt = self._captured(talk.read_prompt)
-            except CaptureError as error:
-                self.obstacle = str(error).partition("\n")[0]
-
-    def request(self, number: int, look: Look = _not_looking) -> None:
-        with use_stream(self._driver, self._stream):
-            self._talk.begin(number)
-            if self._prompt is None:
-                with self._slotted.in_place():
-                    self._talk.read_prompt()
-            else:
-                self._prompt.launch(self._stream)
-            look()
-            for _ in range(self._talk.tokens):
-                self._decode.launch(self._stream)
-                look()
-
-    def _captured(self, step: Callable[[], None]) -> GraphExec:
-        with self._slotted.in_place():
-            with use_stream(self._driver, self._stream):
-                self._talk.begin(0)
-                self._talk.read_prompt()
-                step()
-            self._driver.synchronize()
-            with capture(self._stream, driver=self._driver) as capturing:
-                step()
-        return capturing.graph.instantiate()
-
-
-class ReuseWay:
-    """GraphReuse decides. Every second request writes its tokens elsewhere than the one before.
-
-    Args:
-        name: Of the arm.
-        talk: What is run.
-        slotted: The experts.
-        stream: A blocking stream of ours.
-        options: Of GraphReuse.
-        obstacle: Why prompts must not be captured; "" where they may.
-
-    Attributes:
-        boundaries: What became of the first token behind each prompt.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        talk: Conversation,
-        slotted: SlottedModel,
-        stream: Stream,
-        options: Mapping[str, Any],
-        obstacle: str = "",
-    ) -> None:
-        self.name = name
-        self._talk, self._slotted, self._stream = talk, slotted, stream
-        self._driver = driver = slotted.pool.driver
-        self.reuse = GraphReuse(
-            driver=driver, pool=slotted.pool, manifests=slotted.manifests, **options
-        )
-        tensors = {"token": talk.token, "logits": talk.logits}
-        self._decode = CallableStep(
-            "decode",
-            talk.decode,
-            tensors={**tensors, "out": talk.out},
-            groups=slotted.uses(1),
-            staged=self._staged(talk.decode),
-            driver=driver,
-        )
-        self._prompt = CallableStep(
-            "prompt",
-            talk.read_prompt,
-            tensors={"prompt": talk.prompt, **tensors},
-            groups=slotted.uses(talk.length),
-            staged=self._staged(talk.read_prompt),
-            driver=driver,
-        )
-        self._prompt.obstacle = obstacle
-        self._outputs = itertools.cycle([each for each in talk.outputs for _ in range(2)])
-        self._written = talk.out
-        self.boundaries: list[StepResult] = []
-
-    def request(self, number: int, look: Look = _not_looking) -> None:
-        talk, run, stream = self._talk, self.reuse.run, self._stream
-        with self._slotted.in_place():
-            with use_stream(self._driver, stream):
-                talk.begin(number)
-            run(self._prompt, stream=stream, prompt_rows=talk.length)
-            look()
-            talk.out = next(self._outputs)
-            if talk.out is not self._written:
-                self._written = talk.out
-                self._decode.set("out", talk.out)
-            self.boundaries.append(run(self._decode, stream=stream))
-            look()
-            for _ in range(talk.tokens - 1):
-                run(self._decode, stream=stream)
-                look()
-
-    def close(self) -> None:
-        """Gives its graphs up."""
-        self.reuse.close()
-
-    def _staged(self, step: Callable[[], None]) -> Callable[[], None]:
-        def run() -> None:
-            with self._slotted.staged():
-                step()
-
-        return run
 
 
 def requests_arm(way: Way, tokens: int, driver: Driver, *, share: int = 1) -> Arm:
