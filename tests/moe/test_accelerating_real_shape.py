@@ -7,47 +7,12 @@ from typing import Any
 import pytest
 import torch
 from helpers.moe_models import device_of
-from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+from helpers.moe_shaped import make_prompt, make_shaped
 
 from graphcore.decode import CUDAGraphAR
 from graphcore.driver import Driver
 from graphcore.errors import CaptureError, ConfigurationError
 from graphcore.moe import SlotExperts, accelerate
-
-VOCABULARY = 512
-
-
-def make_shaped(driver: Driver) -> Any:
-    """Two layers: 128 experts, top-8, hidden 2048, expert 768 on a device, in bfloat16."""
-    tiny = driver.is_emulated
-    config = Qwen3MoeConfig(
-        num_hidden_layers=2,
-        hidden_size=64 if tiny else 2048,
-        num_attention_heads=4 if tiny else 32,
-        num_key_value_heads=2 if tiny else 4,
-        head_dim=16 if tiny else 128,
-        num_experts=32 if tiny else 128,
-        num_experts_per_tok=4 if tiny else 8,
-        moe_intermediate_size=32 if tiny else 768,
-        intermediate_size=96,
-        vocab_size=VOCABULARY,
-        max_position_embeddings=256,
-        norm_topk_prob=True,
-        initializer_range=0.2 if tiny else 0.04,
-        bos_token_id=1,
-        eos_token_id=None,
-        pad_token_id=None,
-    )
-    torch.manual_seed(11)
-    with torch.device(device_of(driver)):
-        model = Qwen3MoeForCausalLM(config).to(torch.bfloat16).eval()
-    model.set_experts_implementation("batched_mm")
-    return model
-
-
-def make_prompt(driver: Driver, tokens: int, seed: int) -> torch.Tensor:
-    draw = torch.Generator().manual_seed(seed)
-    return torch.randint(3, VOCABULARY, (1, tokens), generator=draw).to(device_of(driver))
 
 
 def interleaved(model: Any, driver: Driver, *, capture: bool) -> list[torch.Tensor]:
