@@ -10,7 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from graphcore_kernels import RoutePolicy, moe_grouped_gemm, route_plan
+from graphcore_kernels import (
+    GroupedGemmPlan,
+    RoutePlan,
+    RoutePolicy,
+    moe_grouped_gemm,
+    route_plan,
+)
 from graphcore_kernels.route_layout import output_shapes, table_shapes
 
 from graphcore.driver import Driver
@@ -18,7 +24,7 @@ from graphcore.errors import ConfigurationError
 from graphcore.moe.kernel_call import KernelCall, place_address
 from graphcore.moe.product_options import ProductOptions
 from graphcore.moe.slots_needed import slots_needed
-from graphcore.moe.static_tensors import offsets_of
+from graphcore.moe.static_tensors import Shapes, offsets_of
 from graphcore.resources.buffer import Buffer
 from graphcore.resources.dtypes import DTYPES
 from graphcore.resources.tensors import TensorRef, contiguous_strides
@@ -28,7 +34,6 @@ X, IDS, WEIGHTS, OUT, SCRATCH, OUTPUTS = range(6)
 GATE_UP, DOWN, ERROR = 6, 7, 8
 """Places of a layer; its tables follow."""
 _FIRST_TABLE = 9
-_ALIGNMENT = 256
 MOST_PLANS = 256
 
 
@@ -47,7 +52,7 @@ class ProductsSizes:
         top_k: Experts of a row.
         ids: "int32" or "int64".
         weights: "float32", "float16" or "bfloat16".
-        forms: Of the two products; None: what suits the rows.
+        form: Of both products; None: what suits the rows.
     """
 
     experts: int
@@ -60,7 +65,7 @@ class ProductsSizes:
     top_k: int = 1
     ids: str = "int64"
     weights: str = "float32"
-    forms: tuple[str, str] | None = None
+    form: str | None = None
 
     @property
     def most_rows(self) -> int:
@@ -72,6 +77,17 @@ class ProductsSizes:
         """Whether every route has a slot, whoever the routes name."""
         return slots_needed(self.rows * self.top_k, self.experts) <= self.slots
 
+    def part(self, rows: int) -> ProductsSizes:
+        """Those of ``rows`` of these rows, in the form of all, so that their bits are the same."""
+        form = moe_grouped_gemm.choose_form(
+            self.rows * self.top_k,
+            self.experts,
+            self.dtype,
+            layout=self.options.layout,
+            precision=self.options.precision,
+        )
+        return replace(self, rows=rows, form=form)
+
 
 @dataclass(frozen=True, slots=True)
 class ProductsPlan:
@@ -81,7 +97,7 @@ class ProductsPlan:
         sizes: What for.
         route: The plan of slots; the copy of missing experts follows it.
         products: The kernels after that copy.
-        forms: Of the two products.
+        form: Of the products.
         scratch_bytes: What lies at place SCRATCH: between the products.
         outputs_bytes: What lies at place OUTPUTS: those of the route plan, as ``SlotAdmission`` has
             them.
@@ -90,7 +106,7 @@ class ProductsPlan:
     sizes: ProductsSizes
     route: KernelCall
     products: tuple[KernelCall, ...]
-    forms: tuple[str, str]
+    form: str
     scratch_bytes: int
     outputs_bytes: int
 
@@ -135,56 +151,8 @@ def make_plan(sizes: ProductsSizes, driver: Driver, policy: RoutePolicy) -> Prod
         raise ConfigurationError(
             f"options.activation: expected 'swiglu', got {sizes.options.activation!r}"
         )
-    view = _Views(driver)
-    rows, routes = sizes.rows, sizes.rows * sizes.top_k
-    tables = {
-        name: view.at(table_places()[name], dtype, shape)
-        for name, (dtype, shape) in table_shapes(sizes.experts, sizes.slots).items()
-    }
-    scratch = _Scratch(view)
-    shapes = output_shapes(sizes.experts, rows, sizes.top_k)
-    offsets, outputs_bytes = offsets_of(shapes)
-    outputs = {
-        name: view.at(OUTPUTS, dtype, shape, offsets[name])
-        for name, (dtype, shape) in shapes.items()
-    }
-    inner = scratch.tensor(sizes.dtype, (routes, sizes.inner))
-    space = moe_grouped_gemm.workspace_bytes(routes, sizes.hidden)
-    workspace = scratch.tensor("uint8", (space,))
-    chosen = (rows, sizes.top_k)
-    route = route_plan.plan(
-        view.at(IDS, sizes.ids, chosen),
-        tables,
-        outputs,
-        weights=view.at(WEIGHTS, sizes.weights, chosen),
-        policy=policy,
-    )
-    shared: dict[str, Any] = {"error": view.at(ERROR, "int32", (1,)), "driver": driver}
-    forms = sizes.forms or (None, None)
-    up = moe_grouped_gemm.plan(
-        view.at(X, sizes.dtype, (rows, sizes.hidden)),
-        view.at(GATE_UP, sizes.dtype, _bank(sizes, 2 * sizes.inner, sizes.hidden)),
-        outputs["offsets"],
-        outputs["slots"],
-        inner,
-        gather=outputs["gather"],
-        form=forms[0],
-        **sizes.options.first,
-        **shared,
-    )
-    down = moe_grouped_gemm.plan(
-        inner,
-        view.at(DOWN, sizes.dtype, _bank(sizes, sizes.hidden, sizes.inner)),
-        outputs["offsets"],
-        outputs["slots"],
-        view.at(OUT, sizes.dtype, (rows, sizes.hidden)),
-        scale=outputs["scale"],
-        scatter=outputs["scatter"],
-        workspace=workspace,
-        form=forms[1],
-        **sizes.options.second,
-        **shared,
-    )
+    tensors = _Tensors(sizes, driver)
+    route, up, down = tensors.route(policy), tensors.up(), tensors.down()
     return ProductsPlan(
         sizes,
         KernelCall.over_places(route.kernel, route.config, route.arguments),
@@ -192,29 +160,94 @@ def make_plan(sizes: ProductsSizes, driver: Driver, policy: RoutePolicy) -> Prod
             KernelCall.over_places(each.kernel, each.config, each.arguments)
             for each in (*up.launches, *down.launches)
         ),
-        (up.form.name, down.form.name),
-        scratch.size,
-        outputs_bytes,
+        up.form.name,
+        tensors.scratch_bytes,
+        tensors.outputs_bytes,
     )
 
 
-def of_one_form(sizes: ProductsSizes, plan: ProductsPlan, rows: int) -> ProductsSizes:
-    """The sizes of ``rows`` rows out of those of ``plan``, whose bits they shall have."""
-    return replace(sizes, rows=rows, forms=plan.forms)
+class _Tensors:
+    """What the kernels of a step work on, at places, for planning; nothing is there."""
 
+    def __init__(self, sizes: ProductsSizes, driver: Driver) -> None:
+        self._sizes, self._driver = sizes, driver
+        rows, routes = sizes.rows, sizes.rows * sizes.top_k
+        self._tables = {
+            name: self._at(table_places()[name], dtype, shape)
+            for name, (dtype, shape) in table_shapes(sizes.experts, sizes.slots).items()
+        }
+        self._outputs, self.outputs_bytes = self._together(
+            OUTPUTS, output_shapes(sizes.experts, rows, sizes.top_k)
+        )
+        space = moe_grouped_gemm.workspace_bytes(routes, sizes.hidden)
+        scratch, self.scratch_bytes = self._together(
+            SCRATCH,
+            {"inner": (sizes.dtype, (routes, sizes.inner)), "workspace": ("uint8", (space,))},
+        )
+        self._inner, self._workspace = scratch["inner"], scratch["workspace"]
+        self._shared: dict[str, Any] = {
+            "error": self._at(ERROR, "int32", (1,)),
+            "form": sizes.form,
+            "driver": driver,
+        }
 
-def _bank(sizes: ProductsSizes, columns: int, depth: int) -> tuple[int, int, int]:
-    pair = (columns, depth) if sizes.options.layout == "nk" else (depth, columns)
-    return (sizes.slots, *pair)
+    def route(self, policy: RoutePolicy) -> RoutePlan:
+        """The routes' slots."""
+        sizes = self._sizes
+        chosen = (sizes.rows, sizes.top_k)
+        return route_plan.plan(
+            self._at(IDS, sizes.ids, chosen),
+            self._tables,
+            self._outputs,
+            weights=self._at(WEIGHTS, sizes.weights, chosen),
+            policy=policy,
+        )
 
+    def up(self) -> GroupedGemmPlan:
+        """Gate and up, with SwiGLU."""
+        sizes, outputs = self._sizes, self._outputs
+        return moe_grouped_gemm.plan(
+            self._at(X, sizes.dtype, (sizes.rows, sizes.hidden)),
+            self._bank(GATE_UP, 2 * sizes.inner, sizes.hidden),
+            outputs["offsets"],
+            outputs["slots"],
+            self._inner,
+            gather=outputs["gather"],
+            **sizes.options.first,
+            **self._shared,
+        )
 
-class _Views:
-    """Tensors that lie at places, for planning; nothing is there."""
+    def down(self) -> GroupedGemmPlan:
+        """Down, and the weighted sum of each row's experts."""
+        sizes, outputs = self._sizes, self._outputs
+        return moe_grouped_gemm.plan(
+            self._inner,
+            self._bank(DOWN, sizes.hidden, sizes.inner),
+            outputs["offsets"],
+            outputs["slots"],
+            self._at(OUT, sizes.dtype, (sizes.rows, sizes.hidden)),
+            scale=outputs["scale"],
+            scatter=outputs["scatter"],
+            workspace=self._workspace,
+            **sizes.options.second,
+            **self._shared,
+        )
 
-    def __init__(self, driver: Driver) -> None:
-        self._driver = driver
+    def _bank(self, place: int, columns: int, depth: int) -> Buffer:
+        sizes = self._sizes
+        pair = (columns, depth) if sizes.options.layout == "nk" else (depth, columns)
+        return self._at(place, sizes.dtype, (sizes.slots, *pair))
 
-    def at(self, place: int, dtype: str, shape: tuple[int, ...], offset: int = 0) -> Buffer:
+    def _together(self, place: int, shapes: Shapes) -> tuple[dict[str, Buffer], int]:
+        """Tensors one after another at a place, and all their bytes."""
+        offsets, size = offsets_of(shapes)
+        tensors = {
+            name: self._at(place, dtype, shape, offsets[name])
+            for name, (dtype, shape) in shapes.items()
+        }
+        return tensors, size
+
+    def _at(self, place: int, dtype: str, shape: tuple[int, ...], offset: int = 0) -> Buffer:
         driver = self._driver
         ref = TensorRef(
             address=place_address(place) + offset,
@@ -226,16 +259,3 @@ class _Views:
             device=0 if driver.is_emulated else driver.device,
         )
         return Buffer(ref, driver)
-
-
-class _Scratch:
-    """Tensors one after another at place SCRATCH."""
-
-    def __init__(self, view: _Views) -> None:
-        self._view = view
-        self.size = 0
-
-    def tensor(self, dtype: str, shape: tuple[int, ...]) -> Buffer:
-        made = self._view.at(SCRATCH, dtype, shape, self.size)
-        self.size += -(-made.nbytes // _ALIGNMENT) * _ALIGNMENT
-        return made

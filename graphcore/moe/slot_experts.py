@@ -18,9 +18,10 @@ from graphcore.driver import active
 from graphcore.errors import ConfigurationError, LifecycleError
 from graphcore.interop import current_stream
 from graphcore.moe.group_use import GroupUse
+from graphcore.moe.products_launch import ProductsTensors
 from graphcore.moe.products_plan import ProductsSizes
 from graphcore.moe.route_binding import RouteBinding
-from graphcore.moe.slot_products import ProductsTensors, SlotProducts
+from graphcore.moe.slot_products import SlotProducts
 
 _ALIGNMENT = 16
 _names: dict[torch.dtype, str] = {

@@ -7,65 +7,28 @@ memory. Needs no torch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 from graphcore_kernels import GemmFault, read_fault
-from graphcore_kernels._module import load
 
 from graphcore.driver import Driver, active, stream_handle
-from graphcore.driver.records import FunctionHandle, StreamHandle
-from graphcore.errors import (
-    CapacityError,
-    CaptureError,
-    ConfigurationError,
-    GraphcoreError,
-)
+from graphcore.driver.records import StreamHandle
+from graphcore.errors import CapacityError, CaptureError, ConfigurationError, GraphcoreError
 from graphcore.interop import current_stream
-from graphcore.moe.kernel_call import KernelCall
 from graphcore.moe.product_options import ProductOptions
-from graphcore.moe.products_plan import (
-    DOWN,
-    ERROR,
-    GATE_UP,
-    ProductsPlan,
-    ProductsPlans,
-    ProductsSizes,
-    of_one_form,
-    table_places,
-)
+from graphcore.moe.products_launch import ProductsTensors, ReadyProducts
+from graphcore.moe.products_plan import ProductsPlans, ProductsSizes
 from graphcore.moe.slot_group import SlotGroup
 from graphcore.moe.slot_pool import SlotPool
 from graphcore.moe.staged import StagedProducts
 from graphcore.resources.buffer import Buffer
-from graphcore.resources.dtypes import DTYPES
-from graphcore.resources.tensors import TensorRef, contiguous_strides, describe
+from graphcore.resources.tensors import TensorRef, describe
 
 _MOST_READY = 32
 _BANKS = ("gate_up", "down")
-
-
-@dataclass(frozen=True, slots=True)
-class ProductsTensors:
-    """Addresses of a step's tensors; see :class:`SlotProducts`.
-
-    ``outputs``: those of the route plan, where they have a place of their own; 0: behind scratch.
-    """
-
-    x: int
-    ids: int
-    weights: int
-    out: int
-    scratch: int
-    outputs: int = 0
-
-    def addresses(self, plan: ProductsPlan) -> tuple[int, ...]:
-        """In the order in which the kernels of ``plan`` take them."""
-        outputs = self.outputs or self.scratch + plan.scratch_bytes
-        return (self.x, self.ids, self.weights, self.out, self.scratch, outputs)
 
 
 class SlotProducts:
@@ -110,7 +73,7 @@ class SlotProducts:
         self._error = Buffer.allocate(1, "int32", driver=pool.driver)
         self._error.write(0)
         self._serial = -1
-        self._ready: dict[ProductsSizes, _Ready] = {}
+        self._ready: dict[ProductsSizes, ReadyProducts] = {}
         self._group = pool[name]
 
     @property
@@ -153,7 +116,9 @@ class SlotProducts:
         """Scratch memory of a step of these sizes; a staged one has its own."""
         if not sizes.rows or self.is_staged(sizes):
             return 0
-        return max(part.scratch_bytes + part.outputs_bytes for _, part in self._parts(sizes))
+        return max(
+            ready.plan.scratch_bytes + ready.plan.outputs_bytes for ready in self._parts(sizes)
+        )
 
     def launch(
         self, x: Any, ids: Any, weights: Any, out: Any, scratch: Any, stream: Any = None
@@ -200,13 +165,14 @@ class SlotProducts:
             return
         if self.is_staged(sizes):
             assert self.staged is not None
-            self.staged.launch(*_tensors(where, sizes, self.driver), stream=stream)
+            x, ids, weights, out = where.described(sizes, self.driver)
+            self.staged.launch(x, ids, weights, out, stream)
             return
         self._keep()
         start = 0
-        for ready, part in self._parts(sizes):
-            self._launch_part(ready, _behind(where, part.sizes, start), stream)
-            start += part.sizes.rows
+        for ready in self._parts(sizes):
+            self._launch_part(ready, where.behind(sizes, start), stream)
+            start += ready.plan.sizes.rows
 
     def fault(self) -> GemmFault | None:
         """What the products found wrong since they were made, after all work."""
@@ -220,12 +186,12 @@ class SlotProducts:
 
     # ---- inside ---------------------------------------------------------------------------------
 
-    def _launch_part(self, ready: _Ready, where: ProductsTensors, stream: StreamHandle) -> None:
-        driver, addresses = self.driver, where.addresses(ready.plan)
+    def _launch_part(
+        self, ready: ReadyProducts, where: ProductsTensors, stream: StreamHandle
+    ) -> None:
         self.pool.settle(self.name)
         try:
-            for function, call in ready.calls:
-                call.launch(driver, function, stream, addresses)
+            ready.launch(self.driver, stream, where)
         except BaseException:  # a plan of slots may be there without its copies
             self.pool.doubt(self.name)
             if active.current() is None:
@@ -234,23 +200,24 @@ class SlotProducts:
                     self.pool.settle(self.name)
             raise
 
-    def _parts(self, sizes: ProductsSizes) -> list[tuple[_Ready, ProductsPlan]]:
+    def _parts(self, sizes: ProductsSizes) -> list[ReadyProducts]:
         """The launches of a step, each for some of its rows."""
         if sizes.fits:
             return [self._ready_for(sizes)]
-        whole = self._plans.find(replace(sizes, slots=sizes.experts))
         most = sizes.most_rows
         counts = [most] * (sizes.rows // most) + [sizes.rows % most] * bool(sizes.rows % most)
-        return [self._ready_for(of_one_form(sizes, whole, count)) for count in counts]
+        return [self._ready_for(sizes.part(count)) for count in counts]
 
-    def _ready_for(self, sizes: ProductsSizes) -> tuple[_Ready, ProductsPlan]:
+    def _ready_for(self, sizes: ProductsSizes) -> ReadyProducts:
         ready = self._ready.get(sizes)
         if ready is None:
             plan = self._plans.find(sizes)
             while len(self._ready) >= _MOST_READY:
                 del self._ready[next(iter(self._ready))]
-            ready = self._ready[sizes] = _Ready.make(plan, self._group, self._error, self.driver)
-        return ready, ready.plan
+            ready = self._ready[sizes] = ReadyProducts.make(
+                plan, self._group, self._error, self.driver
+            )
+        return ready
 
     def _follow_pool(self) -> None:
         """Takes the slots over that a pool has grown to."""
@@ -297,31 +264,6 @@ class SlotProducts:
         return sizes
 
 
-@dataclass(frozen=True, slots=True)
-class _Ready:
-    """A plan with the memory of a group filled in, and its kernels loaded."""
-
-    plan: ProductsPlan
-    calls: Sequence[tuple[FunctionHandle, KernelCall]]
-
-    @classmethod
-    def make(cls, plan: ProductsPlan, group: SlotGroup, error: Buffer, driver: Driver) -> _Ready:
-        addresses = {
-            GATE_UP: group.rows["gate_up"].address,
-            DOWN: group.rows["down"].address,
-            ERROR: error.address,
-        }
-        tables = group.tables.tensors
-        addresses |= {place: tables[name].address for name, place in table_places().items()}
-        gather = group.gather
-        calls = (
-            plan.route.filled(addresses),
-            KernelCall(gather.kernel, gather.config, gather.arguments),
-            *(each.filled(addresses) for each in plan.products),
-        )
-        return cls(plan, [(load(driver, call.kernel), call) for call in calls])
-
-
 def _measure(group: SlotGroup, options: ProductOptions) -> ProductsSizes:
     if set(group.rows) != set(_BANKS):
         raise ConfigurationError(
@@ -338,44 +280,6 @@ def _measure(group: SlotGroup, options: ProductOptions) -> ProductsSizes:
             both.shape)  # fmt: skip
     _expect(f"{group.name}.gate_up.dtype", both.dtype == down.dtype, down.dtype, both.dtype)
     return ProductsSizes(group.experts, group.slots, hidden, inner, down.dtype, options)
-
-
-def _behind(where: ProductsTensors, sizes: ProductsSizes, rows: int) -> ProductsTensors:
-    """Where the tensors of a part lie that begins at row ``rows``."""
-    row = sizes.hidden * DTYPES[sizes.dtype].itemsize
-    return ProductsTensors(
-        where.x + rows * row,
-        where.ids + rows * sizes.top_k * DTYPES[sizes.ids].itemsize,
-        where.weights + rows * sizes.top_k * DTYPES[sizes.weights].itemsize,
-        where.out + rows * row,
-        where.scratch,
-        where.outputs,
-    )
-
-
-def _tensors(
-    where: ProductsTensors, sizes: ProductsSizes, driver: Driver
-) -> tuple[TensorRef, TensorRef, TensorRef, TensorRef]:
-    """x, ids, weights and out as a staged step takes them; nobody's, as launch_at says."""
-    row, routes = (sizes.rows, sizes.hidden), (sizes.rows, sizes.top_k)
-    x, ids, weights, out = (
-        TensorRef(
-            address,
-            shape,
-            contiguous_strides(shape),
-            dtype,
-            DTYPES[dtype].itemsize,
-            "cpu" if driver.is_emulated else "cuda",
-            0 if driver.is_emulated else driver.device,
-        )
-        for address, shape, dtype in (
-            (where.x, row, sizes.dtype),
-            (where.ids, routes, sizes.ids),
-            (where.weights, routes, sizes.weights),
-            (where.out, row, sizes.dtype),
-        )
-    )
-    return x, ids, weights, out
 
 
 def _check_apart(refs: dict[str, TensorRef]) -> None:

@@ -11,7 +11,7 @@ from helpers.moe_models import counted_calls
 from graphcore.driver import Driver
 from graphcore.errors import ConfigurationError
 from graphcore.moe.product_options import ProductOptions
-from graphcore.moe.products_plan import MOST_PLANS, ProductsPlans, ProductsSizes, of_one_form
+from graphcore.moe.products_plan import MOST_PLANS, ProductsPlans, ProductsSizes
 
 SIZES = ProductsSizes(
     experts=8, slots=4, hidden=64, inner=32, dtype="float32", options=ProductOptions(),
@@ -61,10 +61,10 @@ def test_a_step_fits_where_every_route_has_a_slot(
 def test_parts_of_a_step_have_its_forms_where_alone_they_would_have_others(
     plans: ProductsPlans,
 ) -> None:
-    whole = plans.find(replace(SIZES, rows=200, slots=8))
-    alone = plans.find(replace(SIZES, rows=2))
-    part = plans.find(of_one_form(SIZES, whole, 2))
-    assert part.forms == whole.forms != alone.forms
+    whole, alone = replace(SIZES, rows=200, slots=8), replace(SIZES, rows=2, slots=8)
+    part = plans.find(whole.part(2))
+    assert part.sizes.rows == 2
+    assert part.form == plans.find(whole).form != plans.find(alone).form
 
 
 @pytest.mark.parametrize(
