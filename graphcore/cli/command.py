@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 
 import graphcore
@@ -77,6 +78,11 @@ def _run(options: argparse.Namespace) -> int:
                 warmup=options.warmup,
             )
         )
+    if options.command == "moe":
+        from graphcore.cli.moe import MoEOptions, moe
+
+        names = [field.name for field in fields(MoEOptions)]
+        return moe(MoEOptions(**{name: getattr(options, name) for name in names}))
     from graphcore.cli.demo import DemoOptions, demo
 
     return demo(
@@ -119,8 +125,16 @@ def _parser() -> argparse.ArgumentParser:
     doctor.add_argument(
         "--driver", choices=("cuda", "emulated"), help="which must work; default: any"
     )
+    moe = commands.add_parser(
+        "moe",
+        help="decode a mixture of experts in slots through reused graphs",
+        description="Decodes requests by a model of random weights whose experts lie in slots, "
+        "through graphs and without, compares the tokens, and prints what was captured, replayed, "
+        "updated and declined, and why.",
+    )
+    _add_moe_arguments(moe)
     commands.add_parser("bench", help="measure against floors and peers", add_help=False)
-    for command in (demo, doctor, inspect):
+    for command in (demo, doctor, inspect, moe):
         command.add_argument("--debug", action="store_true", help="show tracebacks")
     return parser
 
@@ -135,6 +149,29 @@ def _add_inspect_arguments(inspect: argparse.ArgumentParser) -> None:
     add("--open", action="store_true", help="open the page in a browser")
     add("--driver", choices=("cuda", "emulated"), help="where to capture; default: what there is")
     add("--warmup", type=_positive, default=3, metavar="N", help="runs before the capture")
+
+
+def _add_moe_arguments(moe: argparse.ArgumentParser) -> None:
+    add = moe.add_argument
+    add("--model", choices=("tiny", "qwen3-moe", "mixtral"), default="tiny", help="whose sizes")
+    add("--driver", choices=("cuda", "emulated"), help="default: what there is")
+    add("--slots", metavar="N|P%", help="experts of a layer that can be resident; default: half")
+    add("--tokens", type=_positive, default=64, metavar="N", help="of each request")
+    add("--requests", type=_positive, metavar="N", help="default: as many as rows")
+    for option, what in (
+        ("boundary-overlap", "1: a changed decode graph updates the executable"),
+        ("overlap", "1: the next step is prepared and queued while one runs"),
+    ):
+        add(f"--decode-{option}", metavar="0|1", help=f"{what}; default: 0, or the environment's")
+    add("--report", type=Path, metavar="PAGE", help="write the report as one HTML page")
+    add("--trace", type=Path, metavar="FILE", help="write a trace that Perfetto opens")
+    add("--dtype", choices=("float32", "bfloat16", "float16"), help="default: the model's")
+    sizes = moe.add_argument_group("sizes", "other ones than the model's")
+    for name in ("layers", "hidden", "heads", "experts", "top-k", "expert-width", "rows"):
+        sizes.add_argument(f"--{name}", type=_positive, metavar="N")
+    sizes.add_argument(
+        "--bucket", type=_positive, metavar="N", help="positions after which the graph is another"
+    )
 
 
 def _positive(text: str) -> int:

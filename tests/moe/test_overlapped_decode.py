@@ -44,9 +44,10 @@ def test_all_four_settings_give_the_same_tokens(graphcore_driver: Driver) -> Non
     for boundary, overlap in SETTINGS:
         decoding = Decoding(graphcore_driver, boundary, overlap)
         assert decoding.run() == alone, (boundary, overlap)
-        kinds = decoding.reuse.totals
-        # two boundaries, each an update or a decline
-        assert (Kind.UPDATE in kinds, Kind.DECLINED in kinds) == (boundary == 1, boundary == 0)
+        # two boundaries, each an update (which a device may refuse) or a decline
+        changed = {Kind.UPDATE, Kind.REINSTANTIATE} & decoding.reuse.totals.keys()
+        declined = Kind.DECLINED in decoding.reuse.totals
+        assert (bool(changed), declined) == (boundary == 1, boundary == 0)
         assert (decoding.decode.totals.ahead > 15) == (overlap == 1)
         assert decoding.decode.outstanding == 0
 
