@@ -117,7 +117,7 @@ def moe(options: MoEOptions) -> int:
         decode = OverlappedDecode(reuse, model, stream=stream, watch=trace)
         say(f"decoding {requests} requests of {options.tokens} tokens through graphs ...")
         ours = _decode(decode, requests, options.tokens, driver)
-        report = reuse.report(decode=decode, trace=trace)
+        report = reuse.report(decode=decode, trace=trace, staged=model.staged_totals())
     plain = _without_graphs(model, requests, options.tokens, driver)
     if options.report is not None:
         write_page(options.report, report.html(), "--report")

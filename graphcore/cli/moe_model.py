@@ -27,7 +27,7 @@ from graphcore.moe.pool_manifest import manifest_of
 from graphcore.moe.product_options import ProductOptions
 from graphcore.moe.slot_pool import SlotPool
 from graphcore.moe.slots_needed import slots_needed
-from graphcore.moe.staged import StagedProducts, StagedStep
+from graphcore.moe.staged import StagedProducts, StagedStep, StagedTotals
 from graphcore.moe.staging_memory import StagingMemory
 
 _OPTIONS = ProductOptions()
@@ -84,12 +84,13 @@ class _Layer:
     def join(self, model: RandomDecoder, memory: StagingMemory | None) -> None:
         """Plans its products over the pool; what fits no slots goes through ``memory``."""
         self.staged: StagedStep | None = None
+        self.staging: StagedProducts | None = None
         self.admission: SlotAdmission | None = None
         if memory is not None:
-            products = StagedProducts.of_pool(
+            self.staging = StagedProducts.of_pool(
                 model.pool, self.name, memory=memory, options=_OPTIONS
             )
-            self.staged = products.plan(self.x, self.ids, self.factors, self.out)
+            self.staged = self.staging.plan(self.x, self.ids, self.factors, self.out)
             return
         group = model.pool[self.name]
         self.admission = SlotAdmission(model.pool, self.name, self.ids, weights=self.factors)
@@ -195,6 +196,14 @@ class RandomDecoder:
                 torch.nn.Parameter(self.weights(*each, scale=each[-1] ** -0.5), requires_grad=False)
             )
             for bank, each in sizes.items()
+        }
+
+    def staged_totals(self) -> dict[str, StagedTotals]:
+        """Layer -> what went through scratch memory, after all work."""
+        return {
+            layer.name: layer.staging.totals()
+            for layer in self._layers
+            if layer.staging is not None
         }
 
     # ---- steps ---------------------------------------------------------------------------------

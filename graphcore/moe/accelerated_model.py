@@ -28,7 +28,7 @@ from graphcore.moe.slot_experts import SlotExperts
 from graphcore.moe.slot_pool import SlotPool
 from graphcore.moe.slot_products import SlotProducts
 from graphcore.moe.slot_state import SlotFault, SlotTotals
-from graphcore.moe.staged import StagedProducts
+from graphcore.moe.staged import StagedProducts, StagedTotals
 from graphcore.moe.staging_memory import StagingMemory
 from graphcore.moe.torch_capture import refuse_inside_capture
 from graphcore.moe.transformers_experts import FoundExperts
@@ -69,6 +69,11 @@ class AcceleratedModel:
     def totals(self) -> dict[str, SlotTotals]:
         """Layer -> what its steps came to, after all work."""
         return {name: self.pool.totals(name) for name in self.layers}
+
+    def staged_totals(self) -> dict[str, StagedTotals]:
+        """Layer -> what went through staging memory, after all work; empty without any."""
+        found = {name: layer.products.staged for name, layer in self.layers.items()}
+        return {name: staged.totals() for name, staged in found.items() if staged is not None}
 
     def faults(self) -> dict[str, SlotFault]:
         """Layer -> the first step that was refused (its rows were zero), of those that had one."""

@@ -41,6 +41,7 @@ from graphcore.reuse import Eviction, GraphCache
 if TYPE_CHECKING:
     from graphcore.moe.overlapped_decode import OverlappedDecode
     from graphcore.moe.report import ReuseReport
+    from graphcore.moe.staged import StagedTotals
     from graphcore.moe.step_trace import StepTrace
 
 _numbers = itertools.count(1)
@@ -257,7 +258,11 @@ class GraphReuse:
         return Counter(self._log.reasons)
 
     def report(
-        self, *, decode: OverlappedDecode | None = None, trace: StepTrace | None = None
+        self,
+        *,
+        decode: OverlappedDecode | None = None,
+        trace: StepTrace | None = None,
+        staged: Mapping[str, StagedTotals] | None = None,
     ) -> ReuseReport:
         """All of this and what the slots did, to print, or to look at as a page.
 
@@ -266,13 +271,14 @@ class GraphReuse:
         Args:
             decode: Who ran the steps: which of them were queued ahead.
             trace: What took when on the device.
+            staged: What went through scratch memory, by group.
 
         Raises:
             CaptureError: Inside a capture.
         """
         from graphcore.moe.report_facts import report_of
 
-        return report_of(self, decode, trace)
+        return report_of(self, decode, trace, staged)
 
     @property
     def observers(self) -> list[Observer]:

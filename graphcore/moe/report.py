@@ -15,6 +15,7 @@ from graphcore.moe.names import Kind, Way
 from graphcore.moe.overlap_totals import OverlapTotals
 from graphcore.moe.reasons import Reason
 from graphcore.moe.slot_state import SlotTotals
+from graphcore.moe.staged import StagedTotals
 from graphcore.moe.step_record import StepTotals
 
 
@@ -114,6 +115,7 @@ class ReuseReport:
         is_emulated: Whether times say nothing about a GPU.
         overlap: What was queued ahead, and why the rest was not.
         hidden: Host seconds of a trace's steps, and those while the step before still ran.
+        staged: What went through scratch memory, by group; empty where nobody said.
     """
 
     driver: str
@@ -131,6 +133,7 @@ class ReuseReport:
     is_emulated: bool = False
     overlap: OverlapTotals | None = None
     hidden: tuple[float, float] | None = None
+    staged: tuple[tuple[str, StagedTotals], ...] = ()
 
     @property
     def hit_rate(self) -> float | None:
@@ -150,8 +153,13 @@ class ReuseReport:
 
     @property
     def moved_bytes(self) -> int:
-        """What those copies came to."""
+        """What those copies came to; staged ones are apart."""
         return sum(group.moved_bytes for group in self.groups)
+
+    @property
+    def staged_bytes(self) -> int:
+        """What was copied through scratch memory."""
+        return sum(totals.nbytes for _, totals in self.staged)
 
     @property
     def graph_bytes(self) -> int:

@@ -86,6 +86,7 @@ def _experts(report: ReuseReport) -> dict[str, object] | str:
         "bytes moved": in_words(report.moved_bytes),
         "slots": _slots(report),
         "memory of the slots": in_words(report.pool_bytes),
+        **({"moved through scratch": in_words(report.staged_bytes)} if report.staged else {}),
     }
 
 
@@ -162,6 +163,15 @@ def _tables(report: ReuseReport) -> Iterator[Table]:
             "A step may have several reasons.",
         )
     yield _groups(report)
+    yield Table(
+        "Experts through scratch memory",
+        ("group", "passes", "routes", "experts copied", "moved"),
+        tuple(
+            (name, totals.passes, totals.routes, totals.experts, in_words(totals.nbytes))
+            for name, totals in report.staged
+        ),
+        is_folded=len(report.staged) > 16,
+    )
 
 
 def _boundaries(report: ReuseReport) -> Table:

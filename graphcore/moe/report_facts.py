@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from graphcore.moe.lookup_key import LookupKey
@@ -25,6 +25,7 @@ from graphcore.reuse import Eviction
 if TYPE_CHECKING:
     from graphcore.moe.graph_reuse import GraphReuse
     from graphcore.moe.overlapped_decode import OverlappedDecode
+    from graphcore.moe.staged import StagedTotals
     from graphcore.moe.step_trace import StepTrace
 
 _TOLD = frozenset({Kind.UPDATE, Kind.REINSTANTIATE, Kind.DECLINED, Kind.FAILED})
@@ -32,7 +33,10 @@ _CHANGES = frozenset({Reason.CHANGED, Reason.GENERATION, Reason.HOST_STAGED, Rea
 
 
 def report_of(
-    reuse: GraphReuse, decode: OverlappedDecode | None = None, trace: StepTrace | None = None
+    reuse: GraphReuse,
+    decode: OverlappedDecode | None = None,
+    trace: StepTrace | None = None,
+    staged: Mapping[str, StagedTotals] | None = None,
 ) -> ReuseReport:
     """What ``reuse`` did since its start; waits for all work where it has a pool.
 
@@ -40,6 +44,7 @@ def report_of(
         reuse: What ran.
         decode: Who ran it, for what was queued ahead.
         trace: That watched it, for device times.
+        staged: What went through scratch memory, by group.
 
     Raises:
         CaptureError: Inside a capture.
@@ -60,6 +65,7 @@ def report_of(
         device_seconds=() if trace is None else trace.device_seconds,
         overlap=None if decode is None else decode.totals,
         hidden=None if trace is None else trace.hidden,
+        staged=tuple((staged or {}).items()),
         is_emulated=reuse.driver.is_emulated,
     )
 

@@ -99,6 +99,10 @@ def test_prompts_beside_decode_are_staged_and_leave_it_captured(handle: Accelera
                 assert (handle.pool.residents(), handle.totals()) == before
                 assert prompt.is_right()
         assert reuse.counters.captures == 1
+        staged = handle.staged_totals()
+        # each prompt went there through reuse, and once more for the check
+        assert [staged[name].passes for name in LAYERS] == [6, 6]
+        assert str(staged[LAYERS[0]].routes) in str(reuse.report(staged=staged))
 
 
 def test_all_resident_prompts_are_captured_as_a_variant_of_their_own(

@@ -8,7 +8,7 @@ import pytest
 from helpers.moe_steps import EXPERTS, HIDDEN, INTER, LAYERS, SLOTS, Scene
 
 from graphcore.driver import Driver
-from graphcore.moe import Kind, Reason, ReuseReport, Way
+from graphcore.moe import Kind, Reason, ReuseReport, StagedTotals, Way
 
 EXPERT_BYTES = 4 * (2 * INTER * HIDDEN + HIDDEN * INTER)
 HOSTILE = "<script>alert(1)</script>"
@@ -168,3 +168,14 @@ def test_page_and_fragment_show_what_the_text_says(form: str, graphcore_driver: 
         assert heading in markup
         assert heading in str(report)
     assert markup.startswith("<!doctype html>" if form == "page" else "<style>")
+
+
+def test_what_went_through_scratch_memory_is_told_apart(graphcore_driver: Driver) -> None:
+    scene = Scene(graphcore_driver)
+    scene.lane().kinds(2)
+    staged = {"layers.0": StagedTotals(passes=3, routes=12, experts=7, nbytes=7 * EXPERT_BYTES)}
+    plain, report = scene.reuse.report(), scene.reuse.report(staged=staged)
+    assert report.staged_bytes == 7 * EXPERT_BYTES
+    assert report.moved_bytes == plain.moved_bytes
+    assert "Experts through scratch memory" in str(report)
+    assert "through scratch" not in str(plain)
