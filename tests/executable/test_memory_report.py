@@ -18,7 +18,7 @@ from graphcore.driver.emulated import EmulatedDriver
 from graphcore.driver.emulated.execution import BYTES_PER_NODE
 from graphcore.driver.records import AllocParams, ChildParams, FreeParams
 from graphcore.executable import calibration
-from graphcore.executable.calibration import node_memory, since_first_fall, slope
+from graphcore.executable.calibration import node_memory, slope
 from graphcore.executable.memory_report import covered_bytes, in_words
 
 MIB = 1 << 20
@@ -104,20 +104,30 @@ def test_memory_taken_in_steps_still_gives_the_slope() -> None:
     assert slope(readings, 10) == pytest.approx(700_000, rel=0.08)
 
 
-def test_readings_count_from_where_memory_was_taken_anew() -> None:
-    kept = [1000 * MIB] * 8 + [1000 * MIB - 5 * index for index in range(1, 13)]
-    assert slope(since_first_fall(kept), 6) == 5
-    assert slope(kept, 10) < 4, "what the driver kept of others moves the plain slope"
-    assert since_first_fall([7, 7, 9]) == []
+def test_readings_that_do_not_fall_show_that_kept_memory_is_used() -> None:
+    fresh = [1000 * MIB - 5 * index for index in range(11)]
+    assert calibration.all_fall(fresh)
+    assert calibration.all_fall([*fresh[:5], 2000 * MIB, *fresh[6:]]), "one is somebody else's"
+    every_second = [1000 * MIB - 5 * (index // 2) for index in range(11)]
+    assert not calibration.all_fall(every_second)
+    assert slope(every_second, 5) < 3
 
 
+@pytest.mark.parametrize("every", [1, 2], ids=["used first", "used in turns with new memory"])
 @pytest.mark.parametrize("share", [0.0, 0.4, 0.7, 1.5], ids=lambda share: f"{share:.0%}")
-def test_memory_kept_of_destroyed_executables_makes_no_node_cheaper(share: float) -> None:
+def test_memory_kept_of_destroyed_executables_makes_no_node_cheaper(
+    share: float, every: int
+) -> None:
+    reading = 10 * 4 * BYTES_PER_NODE
+
     class Keeping(EmulatedDriver):
         def memory_info(self) -> tuple[int, int]:
             free, total = super().memory_info()
-            kept = round(share * 100 * 4 * BYTES_PER_NODE)  # of all that a round takes
-            return total - max(0, total - free - kept), total
+            kept = round(share * 10 * reading)  # of all that a round takes
+            taken = total - free
+            whole, part = divmod(taken, every * reading)
+            reused = min(kept, whole * reading + min(part, reading))
+            return total - (taken - reused), total
 
     found = node_memory(Keeping())
     assert found.is_measured
