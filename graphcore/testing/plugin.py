@@ -2,8 +2,9 @@
 
 Fixture ``graphcore_driver`` runs a test once on the emulated driver and once, marked ``gpu``, on
 CUDA. A test marked ``gpu`` is skipped, with the reason, where no device is usable; one marked
-``exclusive`` too runs beside no other gpu test of a parallel run. Installed with graphcore;
-``-p graphcore.testing.plugin`` loads it from a checkout.
+``exclusive`` too runs beside no other gpu test of a parallel run. Those marked ``lengthy`` begin a
+parallel run, so that nobody waits for them at its end; exclusive ones end it. Installed with
+graphcore; ``-p graphcore.testing.plugin`` loads it from a checkout.
 """
 
 from __future__ import annotations
@@ -37,12 +38,27 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "exclusive: a gpu test that no other gpu test of a parallel run may run beside"
     )
+    config.addinivalue_line(
+        "markers", "lengthy: takes many seconds (a compilation); a parallel run begins with it"
+    )
     outcomes, summary = (
         config.getoption(name) for name in ("--graphcore-outcomes", "--graphcore-summary")
     )
     is_worker = hasattr(config, "workerinput")  # pytest-xdist: the controller sees every report
     if (outcomes or summary) and not is_worker:
         config.pluginmanager.register(Recorder(outcomes, summary), "graphcore-recorder")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Puts the tests of a parallel run in order; give pytest-xdist ``--maxschedchunk=1``."""
+    if hasattr(config, "workerinput"):
+        items.sort(key=_turn)
+
+
+def _turn(item: pytest.Item) -> int:
+    if item.get_closest_marker("lengthy") is not None:
+        return 0
+    return 2 if item.get_closest_marker("exclusive") is not None else 1
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

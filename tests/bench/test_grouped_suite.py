@@ -339,6 +339,7 @@ def test_torch_s_grouped_product_of_float32_is_called_and_not_captured():
     assert grouped_ways.can_be_captured(grouped_ways.LOOP, "tf32x3")
 
 
+@pytest.mark.lengthy
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["bf16", "ieee", "tf32x3"])
 def test_every_tiling_of_the_triton_peer_computes_the_product(precision):

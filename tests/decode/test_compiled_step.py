@@ -276,6 +276,7 @@ def nodes_of(runner: CUDAGraphAR) -> int:
     return len(runner.graph.snapshot().nodes)
 
 
+@pytest.mark.lengthy
 @gpu
 @pytest.mark.parametrize(
     ("architecture", "share"),
@@ -309,6 +310,7 @@ def test_a_captured_compiled_step_gives_the_eager_tokens_with_fewer_nodes(
         }
 
 
+@pytest.mark.lengthy
 @gpu
 def test_a_second_prompt_and_later_positions_compile_and_capture_nothing_anew(model: Any) -> None:
     prompts = [make_prompt(n, device=str(model.device), seed=n) for n in (3, 11)]
@@ -323,6 +325,7 @@ def test_a_second_prompt_and_later_positions_compile_and_capture_nothing_anew(mo
     assert counters["stats"]["unique_graphs"] == 1
 
 
+@pytest.mark.lengthy
 @gpu
 def test_a_compilation_that_fails_leaves_cache_and_context_as_they_were(
     model: Any, monkeypatch: pytest.MonkeyPatch
@@ -342,6 +345,7 @@ def test_a_compilation_that_fails_leaves_cache_and_context_as_they_were(
     assert found.tolist() == generate(model, prompt, 8, eos_token_id=(), capture=False).ids.tolist()
 
 
+@pytest.mark.lengthy
 @gpu
 def test_a_compiled_step_in_bfloat16_is_as_near_to_float32_as_the_eager_one(cuda: Driver) -> None:
     exact, rounded = on_device("llama", cuda), on_device("llama", cuda, torch.bfloat16)
@@ -364,6 +368,7 @@ def test_a_compiled_step_in_bfloat16_is_as_near_to_float32_as_the_eager_one(cuda
     assert compiled < 0.1
 
 
+@pytest.mark.lengthy
 @gpu
 def test_a_compiled_step_follows_its_runner_to_another_cache_and_keeps_nothing_of_the_old(
     model: Any,
@@ -379,6 +384,7 @@ def test_a_compiled_step_follows_its_runner_to_another_cache_and_keeps_nothing_o
         assert old() is None
 
 
+@pytest.mark.lengthy
 @gpu
 def test_a_compiled_step_decodes_a_generation_in_one_launch(model: Any) -> None:
     prompt = make_prompt(6, device=str(model.device))
@@ -387,6 +393,7 @@ def test_a_compiled_step_decodes_a_generation_in_one_launch(model: Any) -> None:
         assert runner.generate_in_one_launch(prompt, 20, ()).tolist() == expected
 
 
+@pytest.mark.lengthy
 @gpu
 def test_generate_compiles_where_asked_and_decodes_eagerly_where_that_fails(
     model: Any, monkeypatch: pytest.MonkeyPatch

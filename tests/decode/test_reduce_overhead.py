@@ -70,6 +70,7 @@ def test_a_process_that_dies_without_an_answer_shows_what_it_wrote_last() -> Non
     assert "device string: nowhere" in str(info.value).splitlines()[-1]
 
 
+@pytest.mark.lengthy
 @pytest.mark.gpu
 def test_transformers_static_cache_dies_in_a_reduce_overhead_t5() -> None:
     answer = asked("t5", "theirs")
@@ -80,6 +81,7 @@ def test_transformers_static_cache_dies_in_a_reduce_overhead_t5() -> None:
     assert OVERWRITTEN in answer["message"], f"{versions}: {answer}"
 
 
+@pytest.mark.lengthy
 @pytest.mark.gpu
 @pytest.mark.parametrize("family", FAMILIES)
 def test_our_cache_decodes_in_a_reduce_overhead_forward_twice_with_fresh_caches(

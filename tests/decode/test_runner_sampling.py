@@ -404,6 +404,7 @@ def test_bfloat16_models_draw_the_same_tokens_eager_and_captured(
         assert torch.equal(runner.generate(prompt, NEW), expected)
 
 
+@pytest.mark.lengthy
 @pytest.mark.gpu
 def test_a_compiled_step_draws_the_tokens_of_the_plain_one() -> None:
     from graphcore.errors import DriverUnavailable

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -85,3 +87,24 @@ def test_waiting_for_the_device_is_in_no_tests_time_limit() -> None:
     options = plugin.pytest_runtest_protocol.pytest_impl  # type: ignore[attr-defined]
     assert options["wrapper"]
     assert options["tryfirst"]
+
+
+class Marked:
+    """A test with one mark, or with none."""
+
+    def __init__(self, mark: str = "") -> None:
+        self.mark = mark
+
+    def get_closest_marker(self, name: str) -> bool | None:
+        return True if name == self.mark else None
+
+
+@pytest.mark.parametrize("parallel", [True, False], ids=["parallel", "serial"])
+def test_a_parallel_run_begins_with_lengthy_tests_and_ends_with_exclusive_ones(
+    parallel: bool,
+) -> None:
+    one, alone, lengthy, other = Marked(), Marked("exclusive"), Marked("lengthy"), Marked()
+    items: list[Any] = [one, alone, lengthy, other]
+    config: Any = SimpleNamespace(workerinput={}) if parallel else SimpleNamespace()
+    plugin.pytest_collection_modifyitems(config, items)
+    assert items == ([lengthy, one, other, alone] if parallel else [one, alone, lengthy, other])
