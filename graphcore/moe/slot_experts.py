@@ -10,12 +10,12 @@ from __future__ import annotations
 import itertools
 import weakref
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn, SupportsIndex
 
 import torch
 
 from graphcore.driver import active
-from graphcore.errors import ConfigurationError, LifecycleError
+from graphcore.errors import CacheTypeError, ConfigurationError, LifecycleError
 from graphcore.interop import current_stream
 from graphcore.moe.group_use import GroupUse
 from graphcore.moe.products_launch import ProductsTensors
@@ -148,6 +148,12 @@ class SlotExperts(torch.nn.Module):
                 self.products.pool, self.products.name, rows, top_k
             )
         return found.use
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        raise CacheTypeError(
+            "SlotExperts: cannot be copied or pickled, its slots are one model's; restore() the "
+            "model first, or save its state_dict()"
+        )
 
     def extra_repr(self) -> str:
         sizes = self.products.sizes

@@ -20,7 +20,7 @@ from helpers.moe_models import (
 )
 
 import graphcore
-from graphcore.decode import CUDAGraphAR
+from graphcore.decode import CUDAGraphAR, DecodeBuckets
 from graphcore.driver import Driver
 from graphcore.errors import CaptureError, ConfigurationError, LifecycleError
 from graphcore.moe import AcceleratedModel, SlotExperts, StagingMemory, accelerate
@@ -237,6 +237,36 @@ def test_prompts_in_pieces_decode_the_same(
         with runner_of(model, graphcore_driver, **options) as runner:
             assert decoded(runner, prompt)[0] == wanted
             assert decoded(runner, prompt)[0] == wanted
+
+
+def test_buckets_of_several_batches_share_the_slots(graphcore_driver: Driver, model: Any) -> None:
+    device = device_of(graphcore_driver)
+    prompts = [make_prompt(5, batch=rows, device=device, seed=rows) for rows in (1, 2, 3)]
+    found = []
+    for slots in (EXPERTS, 4):
+        with (
+            accelerate(model, slots, driver=graphcore_driver),
+            DecodeBuckets(
+                model, max_seq_lens=[24], batch_sizes=[1, 4], driver=graphcore_driver
+            ) as buckets,
+        ):
+            found.append([buckets.generate(prompt, 8).ids for prompt in prompts])
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
+def test_what_a_router_says_of_itself_is_told_as_before(
+    graphcore_driver: Driver, model: Any
+) -> None:
+    """The block and its router are the model's own: hooks on them go on working."""
+    prompt = make_prompt(device=device_of(graphcore_driver))
+    with torch.no_grad():
+        own = model(prompt, output_router_logits=True)
+        with accelerate(model, 4, driver=graphcore_driver):
+            found = model(prompt, output_router_logits=True)
+    assert len(found.router_logits) == 2
+    assert torch.equal(found.router_logits[0], own.router_logits[0])
+    assert torch.allclose(found.router_logits[1], own.router_logits[1], atol=1e-4)
+    assert torch.allclose(found.aux_loss, own.aux_loss)
 
 
 def test_a_generation_in_one_launch_admits_experts_in_its_loop(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +23,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 import graphcore
 from graphcore.driver import Driver
-from graphcore.errors import CapacityError, ConfigurationError, LifecycleError
+from graphcore.errors import CacheTypeError, CapacityError, ConfigurationError, LifecycleError
 from graphcore.moe import SlotExperts, accelerate
 
 BOUNDS = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
@@ -155,6 +158,26 @@ def test_a_saved_model_is_whole_and_loading_into_slots_is_refused(
         layer.model.load_state_dict(whole)
     without = {name: each for name, each in whole.items() if ".experts." not in name}
     layer.model.load_state_dict(without)
+
+
+def test_a_model_that_was_saved_is_loaded_as_one_with_experts_of_its_own(
+    graphcore_driver: Driver, tmp_path: Path
+) -> None:
+    layer = Layer(graphcore_driver)
+    layer.model.save_pretrained(tmp_path)
+    loaded = type(layer.model).from_pretrained(tmp_path, dtype=torch.float32)
+    whole = make_moe().state_dict()
+    assert all(torch.equal(each, whole[name]) for name, each in loaded.state_dict().items())
+
+
+def test_it_is_not_copied_with_its_model(graphcore_driver: Driver) -> None:
+    """A copy would be of a pool's slots, which are one model's."""
+    layer = Layer(graphcore_driver)
+    for copying in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(CacheTypeError, match="SlotExperts: cannot be copied"):
+            copying(layer.experts)
+    with pytest.raises(CacheTypeError, match="SlotExperts"):
+        copy.deepcopy(layer.model)
 
 
 def test_it_has_no_parameters_and_says_what_it_is(graphcore_driver: Driver) -> None:
