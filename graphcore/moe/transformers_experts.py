@@ -125,8 +125,18 @@ def found_experts(name: str, block: Any, attribute: str, module: Any) -> FoundEx
 
 
 def router_choice(gate: Any, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(ids, weights), each [rows, top_k], of a router that gives (logits, weights, ids)."""
-    _, weights, ids = gate(hidden)
+    """(ids, weights), each [rows, top_k], of a router that gives (logits, weights, ids).
+
+    Raises:
+        ConfigurationError: It gives something else.
+    """
+    found = gate(hidden)
+    if not isinstance(found, tuple) or len(found) != 3:
+        kind = f"{len(found)} values" if isinstance(found, tuple) else type(found).__name__
+        raise ConfigurationError(
+            f"router: expected (logits, weights, ids), got {kind} of {type(gate).__name__}"
+        )
+    _, weights, ids = found
     return ids, weights
 
 

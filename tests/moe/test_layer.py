@@ -166,6 +166,17 @@ def test_a_block_of_another_form_is_refused(change: Any, message: str) -> None:
         MoELayer.from_transformers(block, pool, "block")
 
 
+@pytest.mark.parametrize("given", [2, 4, None], ids=["two values", "four values", "a tensor"])
+def test_a_router_that_gives_something_else_is_refused(given: int | None) -> None:
+    block = blocks_of(make_moe())[0]
+    pool = pool_over(block, graphcore.open_driver("emulated"))
+    layer = MoELayer.from_transformers(block, pool, "block")
+    x = make_rows(1)
+    block.gate.forward = lambda hidden: hidden if given is None else (hidden,) * given
+    with pytest.raises(ConfigurationError, match=r"router: expected \(logits, weights, ids\)"):
+        layer(x)
+
+
 def test_a_group_of_other_sizes_is_refused() -> None:
     driver = graphcore.open_driver("emulated")
     block = blocks_of(make_moe())[0]
