@@ -10,6 +10,7 @@ import torch
 from graphcore.decode.runner import CUDAGraphAR
 from graphcore.decode.static_cache import StaticKVCache
 from graphcore.executable.memory_report import MemoryReport, covered_bytes, in_words
+from graphcore.interop.torch_workspaces import workspace_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,7 @@ class BucketsMemory:
         pool_bytes: The torch memory pool, or pools, of all captures; on the emulated driver the
             temporaries that its recordings made, which are not shared.
         is_shared: Whether it is one pool.
+        workspace_bytes: What torch's products work in: of the stream that all are captured on.
     """
 
     buckets: tuple[BucketMemory, ...]
@@ -81,6 +83,7 @@ class BucketsMemory:
     shared_bytes: int
     pool_bytes: int
     is_shared: bool
+    workspace_bytes: int = 0
 
     @classmethod
     def of(
@@ -96,7 +99,9 @@ class BucketsMemory:
         buckets = tuple(BucketMemory.of(name, runner) for name, runner in runners.items())
         private = sum(each.pool_bytes for each in buckets)
         shared = _shared_bytes(runners.values(), cache)
-        return cls(buckets, cache.kv_bytes, shared, pool_bytes or private, bool(pool_bytes))
+        pools, is_shared = pool_bytes or private, bool(pool_bytes)
+        workspaces = _workspace_bytes(runners.values())
+        return cls(buckets, cache.kv_bytes, shared, pools, is_shared, workspaces)
 
     @property
     def node_bytes(self) -> int:
@@ -107,10 +112,12 @@ class BucketsMemory:
     def parts(self) -> Mapping[str, int]:
         """Bytes by kind, each byte once; the model is left out."""
         steps = sum(each.step_bytes for each in self.buckets)
+        workspaces = {"workspaces": self.workspace_bytes} if self.workspace_bytes else {}
         return {
             "K and V, stored once": self.kv_bytes,
             "static tensors": self.shared_bytes + steps,
             "memory pool, shared" if self.is_shared else "memory pools, one each": self.pool_bytes,
+            **workspaces,
             "graph allocations": sum(each.allocation_bytes for each in self.buckets),
             "executables": self.node_bytes,
         }
@@ -138,6 +145,13 @@ def _shared_bytes(runners: Iterable[CUDAGraphAR], cache: StaticKVCache) -> int:
         if runner._step.has_logits:
             others.append(runner.logits)
     return covered_bytes(map(_storage, others), map(_storage, kv))
+
+
+def _workspace_bytes(runners: Iterable[CUDAGraphAR]) -> int:
+    """Of the streams that the steps were captured on, each once."""
+    graphs = [graph for runner in runners for step in runner._variants for graph in step.graphs]
+    owners = [owner.object for graph in graphs for owner in graph.owners]
+    return sum(map(workspace_bytes, {id(owner): owner for owner in owners}.values()))
 
 
 def _storage(tensor: torch.Tensor) -> tuple[int, int]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import threading
 import weakref
 from collections.abc import Iterable
 from typing import Any
@@ -37,6 +38,7 @@ class Workspaces:
 
     def __init__(self, device: int) -> None:
         self._pool = MemoryPool(device)
+        self._threads: set[int] = set()
 
     def prepare(self) -> bool:
         """Lets torch make this thread's workspaces for the current stream, where it has none.
@@ -50,7 +52,10 @@ class Workspaces:
         try:
             with self._pool.use(), torch.no_grad():
                 torch.cuda.current_blas_handle()  # makes that of cuBLAS
-                _multiply_once(torch, self._pool.device)  # cuBLASLt may have one of its own
+                # cuBLASLt may have one of its own. Once: later, a graph may run that works in it
+                if threading.get_ident() not in self._threads:
+                    _multiply_once(torch, self._pool.device)
+                    self._threads.add(threading.get_ident())
         except RuntimeError as error:  # no memory; or torch was told to be deterministic
             _log.debug("no workspace was made ahead of the capture: %s", error)
             return False

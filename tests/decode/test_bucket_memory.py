@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from helpers.decode_models import device_of, make_model, make_prompt
 
-from graphcore.decode import DecodeBuckets
-from graphcore.driver import Driver
+from graphcore.decode import DecodeBuckets, bucket_memory
+from graphcore.driver import Driver, Stream
 
 
 def buckets_on(driver: Driver, **options: Any) -> DecodeBuckets:
@@ -70,3 +71,23 @@ def test_eager_buckets_take_no_graphs(graphcore_driver: Driver) -> None:
         report = buckets.memory_report()
     assert (report.node_bytes, report.pool_bytes) == (0, 0)
     assert report.total_bytes == report.kv_bytes + report.parts["static tensors"]
+
+
+def test_the_workspace_of_the_stream_of_all_buckets_counts_once(
+    graphcore_driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Stream] = []
+
+    def told(owner: object) -> int:
+        if not isinstance(owner, Stream):
+            return 0
+        seen.append(owner)
+        return 1 << 20
+
+    monkeypatch.setattr(bucket_memory, "workspace_bytes", told)
+    with buckets_on(graphcore_driver) as buckets:
+        report = buckets.memory_report()
+    assert len(seen) == 1
+    assert report.workspace_bytes == report.parts["workspaces"] == 1 << 20
+    assert report.total_bytes == sum(report.parts.values())
+    assert "workspaces" in str(report)

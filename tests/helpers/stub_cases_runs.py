@@ -230,6 +230,18 @@ def uploads_aside_go_to_one_stream_of_the_device():
     raises("CUDA_ERROR_OUT_OF_MEMORY", cuda.upload_aside, first)
 
 
+def a_closed_driver_destroys_the_streams_that_it_lent_and_nobody_holds():
+    cuda = driver()
+    held = cuda.capture_stream(blocking=True)
+    idle = cuda.capture_stream().handle
+    assert cuda.capture_stream().handle == idle, "lent again"
+    assert set(cuda.own_streams()) == {held.handle, idle}
+    cuda.close()
+    assert cuda.own_streams() == (held.handle,)
+    del held
+    assert cuda.own_streams() == ()
+
+
 def a_loaded_cupy_is_used_for_launches_except_on_default_streams():
     class CUDARuntimeError(RuntimeError):
         status = 700

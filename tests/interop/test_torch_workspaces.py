@@ -16,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from helpers.contract import in_thread
 
 from graphcore.driver import Stream
 from graphcore.driver.emulated import EmulatedDriver
@@ -52,6 +53,7 @@ class Torch:
         self.workspaces: dict[int, PoolId] = {}
         self.blocks: dict[PoolId, list[dict[str, Any]]] = {}
         self.refuses = False
+        self.launches = 0
         self.cuda = SimpleNamespace(
             is_available=lambda: True,
             MemPool=Pool,
@@ -101,6 +103,7 @@ class Torch:
         return [1]
 
     def addmm(self, *_: Any) -> None:
+        self.launches += 1
         self.multiply()
 
     def no_grad(self) -> Any:
@@ -136,6 +139,9 @@ def test_a_capture_that_multiplies_gets_workspaces_in_a_pool_of_their_own(
     assert pool.bytes() == 0
     assert prepare_workspaces(driver, stream, pool, wanted=True)  # it has them
     assert workspace_bytes(stream) == WORKSPACE
+    assert torch.launches == 1, "later, a graph on the stream may run, and work there"
+    in_thread(lambda: prepare_workspaces(driver, stream, pool, wanted=True))
+    assert torch.launches == 2, "of each thread, which has workspaces of its own"
 
 
 def test_they_are_made_again_in_the_same_pool_where_torch_was_made_to_forget_them(
