@@ -20,7 +20,7 @@ from helpers.moe_models import (
 )
 
 import graphcore
-from graphcore.decode import CUDAGraphAR, DecodeBuckets
+from graphcore.decode import CUDAGraphAR, DecodeBuckets, StaticKVCache
 from graphcore.driver import Driver
 from graphcore.errors import CaptureError, ConfigurationError, LifecycleError
 from graphcore.moe import AcceleratedModel, SlotExperts, StagingMemory, accelerate
@@ -252,6 +252,20 @@ def test_buckets_of_several_batches_share_the_slots(graphcore_driver: Driver, mo
         ):
             found.append([buckets.generate(prompt, 8).ids for prompt in prompts])
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
+def test_another_cache_is_bound_to_the_captured_step(graphcore_driver: Driver, model: Any) -> None:
+    """Its addresses change in the graph; those of slots, and of what lies in the pool, stay."""
+    prompt = make_prompt(device=device_of(graphcore_driver))
+    with (
+        accelerate(model, 4, driver=graphcore_driver),
+        runner_of(model, graphcore_driver) as runner,
+    ):
+        wanted = decoded(runner, prompt)
+        runner.use(StaticKVCache.for_model(model, CAPACITY))
+        found = decoded(runner, prompt)
+        assert (runner.captures, runner.rebinds) == (1, 1)
+    assert torch.equal(found[1], wanted[1])
 
 
 def test_what_a_router_says_of_itself_is_told_as_before(
