@@ -101,7 +101,7 @@ class Walk:
         if self.is_inside and self.depth > _DEPTH:
             return
         if isinstance(obj, Mapping):
-            for key, value in obj.items():
+            for key, value in list(obj.items()):  # another thread may write there meanwhile
                 yield f"{label}[{key!r}]", Slot(obj, key, "item"), value
         elif isinstance(obj, (list, tuple)):
             for index, value in enumerate(obj):

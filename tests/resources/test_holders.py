@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from graphcore.driver.emulated import EmulatedDriver
-from graphcore.resources.holders import MISSING, Slot
+from graphcore.resources.holders import MISSING, Slot, Walk
 from graphcore.resources.lifetime import OwnerSet, collect
 from graphcore.resources.staleness import find_replaced
 
@@ -170,3 +170,12 @@ def test_an_object_met_twice_keeps_its_first_label_and_its_slot() -> None:
     [owner] = OwnerSet([*collect(x, "argument 0"), *collect([x], "list")])
     assert owner.label == "argument 0"
     assert owner.slot is not None
+
+
+def test_a_mapping_that_grows_while_it_is_walked_is_followed_as_it_was():
+    held = {"first": 1, "second": 2}
+    labels = []
+    for label, _, _ in Walk().parts(held, "held"):
+        labels.append(label)
+        held[len(held)] = 0
+    assert labels == ["held['first']", "held['second']"]
