@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from graphcore.cli.demo import BANNER
+from graphcore.cli.model import INSTALL_DEMO
 from graphcore.cli.pages import check_page, say, write_page
 from graphcore.driver import Driver, open_driver
-from graphcore.errors import ConfigurationError
+from graphcore.errors import ConfigurationError, DriverUnavailable
 from graphcore.moe.options import resolve_options
 
 if TYPE_CHECKING:
@@ -99,7 +100,10 @@ def moe(options: MoEOptions) -> int:
     driver = open_driver(options.driver)
     if driver.is_emulated:
         say(f"*** {BANNER}")
-    from graphcore.cli.moe_model import DecoderShape, RandomDecoder
+    try:
+        from graphcore.cli.moe_model import DecoderShape, RandomDecoder
+    except ImportError as error:
+        raise DriverUnavailable(f"the model needs {error.name}: {INSTALL_DEMO}") from error
     from graphcore.moe import GraphReuse, OverlappedDecode, StepTrace
 
     shape = DecoderShape(**_sizes(options))

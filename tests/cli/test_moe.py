@@ -171,6 +171,15 @@ def test_slots_are_a_number_a_share_or_what_a_step_needs(
     assert parse_slots(text, experts, routes) == slots
 
 
+def test_without_torch_the_missing_package_is_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "graphcore.cli.moe_model")
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert main(["moe", "--driver", "emulated"]) == 2
+    assert "graphcore moe: the model needs torch: pip install" in capsys.readouterr().err
+
+
 def test_the_help_names_every_option(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["moe", "--help"]) == 0
     said = capsys.readouterr().out
