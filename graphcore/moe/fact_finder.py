@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Hashable
+from dataclasses import replace
+from functools import partial
 from weakref import WeakKeyDictionary
 
 from graphcore.driver import Driver, as_stream, stream_handle
@@ -32,6 +34,7 @@ from graphcore.moe.pool_bank import banks_of
 from graphcore.moe.pool_resources import Place, group_states, owners_of, pool_resources
 from graphcore.moe.property_probe import Records, probe
 from graphcore.moe.resource_fingerprint import (
+    FingerprintReason,
     FingerprintRefusal,
     ResourceFingerprint,
     fingerprint_of,
@@ -112,7 +115,8 @@ class FactFinder:
             entry.properties, step.uid, semantic_key, lambda: _per_node(step.work.records(), count)
         )
         subject = self._subject(step, seen, published)
-        binding = bind(entry.plan, probed.probe, admission, subject, make_plan, self._counting)
+        make = partial(_plan, seen, step.prompt_rows)
+        binding = bind(entry.plan, probed.probe, admission, subject, make, self._counting)
         plan, streams = binding.plan, self._streams(step, seen)
         has_context = pool is not None and not pool.is_closed
         resources = None
@@ -182,6 +186,10 @@ class FactFinder:
         plan = facts.call.binding.plan
         if facts.resources is None or plan is None:
             return None
+        assert facts.pool is not None
+        if facts.pool.serial != facts.resources.groups[0].serial:
+            detail = f"expected {facts.resources.groups[0].serial}, got {facts.pool.serial}"
+            return FingerprintRefusal(FingerprintReason.SERIAL, detail)
         return self._fingerprint(facts.step, facts.seen, plan, facts.resources, mine)
 
     # ---- helpers -------------------------------------------------------------------------------
@@ -283,6 +291,13 @@ def _refuse_missing(use: GroupUse, held: SlotGroup) -> None:
             f"group {use.group}: expected an admission for {use.routes} routes, which its "
             f"{held.slots} slots serve, got none"
         )
+
+
+def _plan(seen: Seen, prompt_rows: int, subject: PlanSubject) -> ExpertPlan:
+    """The plan of ``subject``; of groups that are what they were it says what it said."""
+    key = ("plan", prompt_rows, subject.semantic_key, id(subject.coverage))
+    made = seen.once(key, lambda: make_plan(subject))
+    return made if made.subject is subject else replace(made, subject=subject)
 
 
 def _resources(

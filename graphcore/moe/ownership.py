@@ -59,6 +59,8 @@ class Ownership:
         self._epochs: dict[Hashable, int] = dict.fromkeys(groups, 1)
         self._generation = generation
         self._admission = Admission.OPEN
+        # epochs of groups that were used together, until any changes
+        self._known: dict[tuple[Hashable, ...], tuple[tuple[Hashable, int], ...]] = {}
         self._changing: dict[Hashable, int] = {}  # group -> thread that changes it
         self._leases: dict[int, Lease] = {}
         self._transactions: dict[Hashable, Transaction] = {}
@@ -234,6 +236,9 @@ class Ownership:
             self._changed.notify_all()
 
     def _drop_transactions(self, lease: Lease) -> None:
+        if not self._leases:  # there is nobody whose they could be
+            self._transactions.clear()
+            return
         for group in lease.groups:
             found = self._transactions.get(group)
             if found is not None and found.lease.number == lease.number:
@@ -250,22 +255,25 @@ class Ownership:
             generation: That the owner works with.
         """
         with self._changed:
-            refusal = self._refusal(groups, generation)
-            if refusal is not None:
-                return refusal
-            for group in groups:
-                if group in self._transactions:
-                    return Refusal(RefusalReason.BUSY, str(group))
+            epochs = self._known.get(groups)
+            is_quiet = self._admission is Admission.OPEN and not self._changing
+            if epochs is None or not is_quiet or generation != self._generation:
+                refusal = self._refusal(groups, generation)
+                if refusal is not None:
+                    return refusal
+                epochs = tuple((group, self._epochs[group]) for group in groups)
+                self._known[groups] = epochs
+            if not self._transactions.keys().isdisjoint(groups):
+                taken = next(group for group in groups if group in self._transactions)
+                return Refusal(RefusalReason.BUSY, str(taken))
             if self._next_token > MOST_TOKENS:
                 return Refusal(RefusalReason.EXHAUSTED)
-            epochs = tuple([(group, self._epochs[group]) for group in groups])
             lease = Lease(self._next_lease, owner, generation, epochs, threading.get_ident())
             transaction = Transaction(self._next_token, lease)
             self._next_lease += 1
             self._next_token += 1
             self._leases[lease.number] = lease
-            for group in groups:
-                self._transactions[group] = transaction
+            self._transactions.update(dict.fromkeys(groups, transaction))
             return transaction
 
     def leave(self, transaction: Transaction) -> None:
@@ -330,6 +338,7 @@ class Ownership:
             yield
         finally:
             with self._changed:
+                self._known.clear()
                 for name in names:
                     self._epochs[name] += 1
                 self._reopen(names)
@@ -385,6 +394,7 @@ class Ownership:
         with self._changed:
             if self._leases:
                 raise LifecycleError("succeed: leases of the old manifest are still out")
+            self._known.clear()
             self._epochs = {name: self._epochs.get(name, 0) + 1 for name in groups}
             self._generation = generation
             self._changed.notify_all()
