@@ -6,31 +6,20 @@ import os
 from collections.abc import Hashable
 from dataclasses import replace
 from functools import partial
-from weakref import WeakKeyDictionary
 
 from graphcore.driver import Driver, as_stream, stream_handle
-from graphcore.errors import ConfigurationError, GraphcoreError
+from graphcore.errors import GraphcoreError
 from graphcore.moe.call_facts import CallFacts, Streams
 from graphcore.moe.certificate import Certificate
 from graphcore.moe.counters import MoECounting
-from graphcore.moe.coverage import (
-    CoverageRecord,
-    CoverageTable,
-    ExpertProduct,
-    Uncertified,
-    UncertifiedReason,
-    cover,
-)
 from graphcore.moe.entry_state import EntryState
 from graphcore.moe.expert_plan import ExpertPlan, PlanSubject, make_plan
 from graphcore.moe.group_plan import GroupSighting
-from graphcore.moe.group_use import GroupUse
 from graphcore.moe.lookup_key import LookupKey
 from graphcore.moe.manifest_registry import ManifestRegistry, Published
 from graphcore.moe.options import MoEOptions
-from graphcore.moe.ownership import Admission, Transaction
+from graphcore.moe.ownership import Transaction
 from graphcore.moe.plan_binding import bind
-from graphcore.moe.pool_bank import banks_of
 from graphcore.moe.pool_resources import Place, group_states, owners_of, pool_resources
 from graphcore.moe.property_probe import Records, probe
 from graphcore.moe.resource_fingerprint import (
@@ -41,17 +30,10 @@ from graphcore.moe.resource_fingerprint import (
     fingerprint_refusal,
 )
 from graphcore.moe.resources import Resources, ResourceState
-from graphcore.moe.reverse_map import ReverseMap
-from graphcore.moe.sighting import SightedGroup
-from graphcore.moe.slot_group import SlotGroup
 from graphcore.moe.slot_pool import SlotPool
-from graphcore.moe.slots_needed import slots_needed
 from graphcore.moe.step_facts import Seen, Step, StepFacts
-from graphcore.moe.step_work import StepWork
+from graphcore.moe.step_sights import StepSights, products_of
 from graphcore.moe.witnesses import OwnersMatch, Witnesses
-
-_Stamp = tuple[int, Hashable, int]
-"""Uid, allocations of the pool, generation of the manifest."""
 
 
 class FactFinder:
@@ -63,6 +45,9 @@ class FactFinder:
         counting: Plans are counted here.
         owner: Whoever runs the steps.
         rank: Of the process among those that share the experts.
+
+    Attributes:
+        sights: What was seen of each step.
     """
 
     def __init__(
@@ -79,9 +64,7 @@ class FactFinder:
         self._counting = counting
         self._owner = owner
         self._rank = rank
-        self._coverage = CoverageTable()
-        self._seen: WeakKeyDictionary[StepWork, tuple[_Stamp, Seen]] = WeakKeyDictionary()
-        self._maps: tuple[Published, ReverseMap] | None = None
+        self.sights = StepSights(manifests)
 
     def find(
         self,
@@ -108,7 +91,7 @@ class FactFinder:
         """
         published = self._manifests.current
         admission = self._manifests.ownership.admission
-        seen = self.look(step.work, step.uid, pool, published)
+        seen = self.sights.look(step.work, step.uid, pool, published)
         semantic_key = 0 if step.certificate is None else step.certificate.semantic_key()
         count = len(seen.look.nodes.nodes)
         probed = probe(
@@ -150,35 +133,6 @@ class FactFinder:
         )
         return StepFacts(step, key, call, seen, pool, resources, owners, published)
 
-    def certify(self, work: StepWork, pool: SlotPool | None) -> CoverageRecord | Uncertified:
-        """Notes which nodes of ``work`` are products of experts, as it is now."""
-        seen = self.look(work, work.uid, pool, self._manifests.current)
-        is_open = self._manifests.ownership.admission is Admission.OPEN
-        return self._coverage.certify(seen.look.nodes, _products(seen), is_open=is_open)
-
-    def look(self, work: StepWork, uid: int, pool: SlotPool | None, published: Published) -> Seen:
-        """The nodes and groups of ``work``; looked at again where one of the others changed."""
-        serial = None if pool is None or pool.is_closed else (id(pool), pool.serial)
-        stamp: _Stamp = uid, serial, published.generation
-        known = self._seen.get(work)
-        if uid and known is not None and known[0] == stamp:
-            return known[1]
-        manifest, groups = published.manifest, []
-        slots = {} if pool is None or pool.is_closed else pool.groups
-        named = [(use, manifest.group(use.group)) for use in work.groups]
-        banks = [(use, banks_of(use.group, slots.get(use.group), group)) for use, group in named]
-        found = work.look(banks)
-        for (use, each), places, (_, group) in zip(banks, found.places, named, strict=True):
-            held = slots.get(use.group)
-            if use.admission is None and held is not None:
-                _refuse_missing(use, held)
-            groups.append(SightedGroup(use, each, places, group))
-        seen = Seen(found, tuple(groups))
-        if known is not None and known[0][1:] == stamp[1:] and known[1] == seen:
-            seen = known[1]  # with all that was made of it
-        self._seen[work] = stamp, seen
-        return seen
-
     def fingerprint(
         self, facts: StepFacts, mine: Transaction
     ) -> ResourceFingerprint | FingerprintRefusal | None:
@@ -195,25 +149,15 @@ class FactFinder:
     # ---- helpers -------------------------------------------------------------------------------
 
     def _subject(self, step: Step, seen: Seen, published: Published) -> PlanSubject:
-        products = seen.once("products", lambda: _products(seen))
-        nodes = seen.look.nodes
-        record = self._coverage.recover(nodes)
-        if isinstance(record, Uncertified) and record.reason is UncertifiedReason.UNKNOWN:
-            # seen for the first time, or so long ago that its record made room for others
-            is_open = self._manifests.ownership.admission is Admission.OPEN
-            record = self._coverage.certify(nodes, products, is_open=is_open)
         certificate = step.certificate
         if certificate is not None and certificate.flaws():
             certificate = None
         return PlanSubject(
             owner=self._owner,
-            nodes=nodes,
-            products=products,
+            nodes=seen.look.nodes,
+            products=products_of(seen),
             sightings=self._sightings(step, seen, certificate),
-            coverage=seen.once(
-                ("coverage", id(record)),  # which stays, as part of what is kept
-                lambda: cover(record, nodes, products, self._reverse_map(published)),
-            ),
+            coverage=self.sights.coverage(seen, published),
             published=published,
             certificate=step.certificate,
         )
@@ -230,11 +174,6 @@ class FactFinder:
                 if sighted.group is not None
             ),
         )
-
-    def _reverse_map(self, published: Published) -> ReverseMap:
-        if self._maps is None or self._maps[0] is not published:
-            self._maps = published, ReverseMap(published.manifest)
-        return self._maps[1]
 
     def _fingerprint(
         self,
@@ -285,14 +224,6 @@ def _per_node(records: Records, count: int) -> Records:
     return (*records[: count - 1], records[count - 1 :])
 
 
-def _refuse_missing(use: GroupUse, held: SlotGroup) -> None:
-    if slots_needed(use.routes, held.experts) <= held.slots:
-        raise ConfigurationError(
-            f"group {use.group}: expected an admission for {use.routes} routes, which its "
-            f"{held.slots} slots serve, got none"
-        )
-
-
 def _plan(seen: Seen, prompt_rows: int, subject: PlanSubject) -> ExpertPlan:
     """The plan of ``subject``; of groups that are what they were it says what it said."""
     key = ("plan", prompt_rows, subject.semantic_key, id(subject.coverage))
@@ -306,8 +237,3 @@ def _resources(
     """What a step uses of the pool, the very object of the last call where nothing changed."""
     key = ("resources", plan.subject.semantic_key, place, prompt_rows)
     return seen.once(key, lambda: pool_resources(pool, seen.groups, plan, place))
-
-
-def _products(seen: Seen) -> tuple[ExpertProduct, ...]:
-    found = (product for sighted in seen.groups for product in sighted.products)
-    return tuple(sorted(found, key=lambda product: product.index))

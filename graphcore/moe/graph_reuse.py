@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -18,25 +17,25 @@ from graphcore.driver.kept import default_driver
 from graphcore.errors import LifecycleError
 from graphcore.interop import current_stream
 from graphcore.moe.certificate import Certificate, CertificateFlag
-from graphcore.moe.counters import MoECounters
 from graphcore.moe.coverage import CoverageRecord, Uncertified
+from graphcore.moe.device_times import DeviceTimes
 from graphcore.moe.fact_finder import FactFinder, is_disabled
 from graphcore.moe.fast_replay import FastReplay
+from graphcore.moe.fast_running import FastRunning
 from graphcore.moe.graph_uids import GraphUids
 from graphcore.moe.lookup_key import LookupKey
 from graphcore.moe.manifest_registry import ManifestRegistry
-from graphcore.moe.names import Kind, Namespace, Phase, RowSemantics
+from graphcore.moe.names import Namespace, Phase, RowSemantics
 from graphcore.moe.options import MoEOptions, OptionSetting, ResolvedOptions, resolve_options
-from graphcore.moe.reasons import Reason
+from graphcore.moe.reuse_books import ReuseBooks
 from graphcore.moe.slot_pool import SlotPool
 from graphcore.moe.step_facts import Step
 from graphcore.moe.step_log import Observer, StepLog
-from graphcore.moe.step_record import StepRecord, StepResult, StepTotals
+from graphcore.moe.step_record import StepResult
 from graphcore.moe.step_running import Given, StepRunning
 from graphcore.moe.step_work import StepWork
 from graphcore.moe.variant_table import Variant, VariantTable
 from graphcore.resources.driver_argument import checked_driver
-from graphcore.reuse import Eviction, GraphCache
 
 if TYPE_CHECKING:
     from graphcore.moe.overlapped_decode import OverlappedDecode
@@ -48,7 +47,7 @@ _numbers = itertools.count(1)
 _Fast = tuple[int, int, "Phase | None"]
 
 
-class GraphReuse:
+class GraphReuse(ReuseBooks):
     """Steps and the graphs of their variants.
 
     Args:
@@ -68,6 +67,7 @@ class GraphReuse:
         rank: Of the process among those that share the experts.
         patience_seconds: How long a step that must not touch the slots just now, and has no staged
             way, waits for them.
+        device_times: Whether events around launches time them on the device; some us a step.
         observers: Called with a :class:`StepRecord` after each call.
 
     Attributes:
@@ -97,6 +97,7 @@ class GraphReuse:
         owner: Hashable = None,
         rank: int = 0,
         patience_seconds: float = 10.0,
+        device_times: bool = False,
         observers: Iterable[Observer] = (),
     ) -> None:
         if driver is None:
@@ -114,7 +115,7 @@ class GraphReuse:
         self.options: ResolvedOptions = resolve_options(keywords, command_line)
         self._effective, self.options_refused = self.options.options.effective(self.driver.name)
         self._setting = OptionSetting(self._effective)
-        self._log = StepLog(observers)
+        self._log = StepLog(observers, DeviceTimes(self.driver) if device_times else None)
         self._table = VariantTable(
             self.driver,
             max_entries=max_entries,
@@ -133,6 +134,7 @@ class GraphReuse:
             self._effective,
             patience_seconds,
         )
+        self._replays = FastRunning(self._table, self._log, self.manifests.ownership, self.owner)
         self._fast: dict[_Fast, FastReplay] = {}
         self._uids = GraphUids()
         self._is_closed = False
@@ -233,29 +235,9 @@ class GraphReuse:
         A step is certified when it is first seen. One whose nodes changed in place is not covered
         any more, runs without a graph, and has to be certified again.
         """
-        return self._finder.certify(work, self.pool)
+        return self._finder.sights.certify(work, self.pool)
 
     # ---- what there is -------------------------------------------------------------------------
-
-    @property
-    def counters(self) -> MoECounters:
-        """What was done since the start."""
-        return self._log.counting.snapshot()
-
-    @property
-    def totals(self) -> dict[Kind, StepTotals]:
-        """Calls and host seconds of each kind."""
-        return self._log.totals
-
-    @property
-    def records(self) -> tuple[StepRecord, ...]:
-        """The newest 256 calls but replays of what is unchanged, oldest first."""
-        return tuple(self._log.records)
-
-    @property
-    def reasons(self) -> Counter[tuple[Kind, Reason]]:
-        """Calls but replays of what is unchanged, by kind and reason."""
-        return Counter(self._log.reasons)
 
     def report(
         self,
@@ -279,26 +261,6 @@ class GraphReuse:
         from graphcore.moe.report_facts import report_of
 
         return report_of(self, decode, trace, staged)
-
-    @property
-    def observers(self) -> list[Observer]:
-        """Called with each :class:`StepRecord`; add and remove at will."""
-        return self._log.observers
-
-    @property
-    def departures(self) -> tuple[Eviction, ...]:
-        """The newest graphs that made room, lay idle or were asked for, with the reasons."""
-        return tuple(self._table.departures)
-
-    @property
-    def cache(self) -> GraphCache:
-        """Holds the graphs; its ``repr`` is a table of them."""
-        return self._table.cache
-
-    @property
-    def variants(self) -> tuple[Variant, ...]:
-        """What is known of each variant."""
-        return tuple(self._table)
 
     @property
     def effective_options(self) -> MoEOptions:
@@ -354,7 +316,7 @@ class GraphReuse:
             return None
         if not fast.holds(work, certificate, self.manifests.current):
             return None
-        return self._running.replay(fast)
+        return self._replays.replay(fast)
 
     def _stream(self, stream: Any) -> Stream:
         return as_stream(self.driver, current_stream(self.driver) if stream is None else stream)

@@ -8,13 +8,14 @@ is at the step before: nothing here waits for it.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from time import perf_counter
 
 from graphcore.errors import CapacityError, CaptureError, CudaError, LifecycleError
 from graphcore.executable import Graph, UpdateStatus
 from graphcore.moe.decision import Decision
+from graphcore.moe.device_times import DeviceTimes
 from graphcore.moe.entry_state import CaptureState
 from graphcore.moe.names import Kind, Way
 from graphcore.moe.reasons import Reason
@@ -90,13 +91,20 @@ class StepDoing:
 
     Args:
         table: Holds the executables.
+        device: Times launches on the device; None: nobody asked.
         rows_by_kernel: Whether float32 copies with a step between rows become kernels in captures.
         destroys_late: Whether an old description goes behind the launch of the new one.
     """
 
     def __init__(
-        self, table: VariantTable, *, rows_by_kernel: bool = False, destroys_late: bool = False
+        self,
+        table: VariantTable,
+        device: DeviceTimes | None = None,
+        *,
+        rows_by_kernel: bool = False,
+        destroys_late: bool = False,
     ) -> None:
+        self._device = device
         self._table = table
         self._rows_by_kernel = rows_by_kernel
         self._destroys_late = destroys_late
@@ -120,11 +128,16 @@ class StepDoing:
             self._run(attempt)
         attempt.commit()
 
+    def _timed(self, attempt: Attempt) -> AbstractContextManager[None]:
+        if self._device is None:
+            return nullcontext()
+        return self._device.around(attempt.decision.kind, attempt.facts.step.stream)
+
     # ---- without a graph -----------------------------------------------------------------------
 
     def _run(self, attempt: Attempt) -> None:
         work, stream = attempt.facts.step.work, attempt.facts.step.stream
-        with attempt.part("launch", Failure.EVALUATOR):
+        with attempt.part("launch", Failure.EVALUATOR), self._timed(attempt):
             if attempt.decision.way is Way.STAGED and work.has_staged:
                 work.run_staged(stream)
             else:
@@ -135,7 +148,7 @@ class StepDoing:
     def _launch(self, attempt: Attempt) -> None:
         use = attempt.variant.use
         assert use is not None, attempt.variant
-        with attempt.part("launch", Failure.DRIVER):
+        with attempt.part("launch", Failure.DRIVER), self._timed(attempt):
             use.executable.launch(attempt.facts.step.stream)
         use.note()
 

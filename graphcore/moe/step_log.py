@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 
 from graphcore.moe.counters import MoECounting
 from graphcore.moe.decision import Decision
+from graphcore.moe.device_times import DeviceTimes
 from graphcore.moe.names import Kind
 from graphcore.moe.reasons import Reason
 from graphcore.moe.step_record import StepRecord, StepSeconds, StepTotals
@@ -23,6 +24,7 @@ class StepLog:
 
     Args:
         observers: Told of each call, after it.
+        device: Times launches on the device; None: nobody asked.
 
     Attributes:
         counting: The counters.
@@ -31,7 +33,10 @@ class StepLog:
         reasons: Calls but replays of what is unchanged, by kind and reason.
     """
 
-    def __init__(self, observers: Iterable[Observer] = ()) -> None:
+    def __init__(
+        self, observers: Iterable[Observer] = (), device: DeviceTimes | None = None
+    ) -> None:
+        self.device = device
         self.observers: list[Observer] = list(observers)
         self.counting = MoECounting()
         self.records: deque[StepRecord] = deque(maxlen=_KEPT)
@@ -44,9 +49,10 @@ class StepLog:
 
     @property
     def totals(self) -> dict[Kind, StepTotals]:
-        """Calls and host seconds of each kind that there was."""
+        """Calls and seconds of each kind that there was."""
+        timed = {} if self.device is None else self.device.sums()
         return {
-            kind: StepTotals(int(calls), StepSeconds(*seconds))
+            kind: StepTotals(int(calls), StepSeconds(*seconds), *timed.get(kind, (0, 0.0)))
             for kind, (calls, *seconds) in self._sums.items()
             if calls
         }

@@ -88,7 +88,16 @@ class StepRecord(NamedTuple):
 
 
 class StepTotals(NamedTuple):
-    """Calls of one kind, and the host seconds of all of them."""
+    """Calls of one kind.
+
+    Args:
+        calls: How many.
+        seconds: Of the host, all together.
+        timed: How many of their launches the device was timed for and has run.
+        device: Seconds of those on the device.
+    """
 
     calls: int = 0
     seconds: StepSeconds = StepSeconds()
+    timed: int = 0
+    device: float = 0.0

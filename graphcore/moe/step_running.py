@@ -23,14 +23,14 @@ from graphcore.moe.options import MoEOptions
 from graphcore.moe.ownership import Ownership, Refusal, Transaction
 from graphcore.moe.reasons import Reason, Retention
 from graphcore.moe.resource_fingerprint import ResourceFingerprint
-from graphcore.moe.settling import Failure, fail
+from graphcore.moe.settling import Failure
 from graphcore.moe.slot_pool import SlotPool
 from graphcore.moe.slots_wait import SlotsWait
 from graphcore.moe.state_machine import decide
 from graphcore.moe.step_doing import Attempt, StepDoing, failed
 from graphcore.moe.step_facts import Step
 from graphcore.moe.step_log import StepLog
-from graphcore.moe.step_record import StepPart, StepRecord, StepResult, StepSeconds
+from graphcore.moe.step_record import StepRecord, StepResult
 from graphcore.moe.variant_table import Variant, VariantTable
 from graphcore.moe.witnesses import OwnersMatch
 
@@ -72,7 +72,7 @@ class StepRunning:
         self._owner = owner
         self._options = options
         overlaps = options.decode_boundary_overlap
-        self._doing = StepDoing(table, rows_by_kernel=overlaps, destroys_late=overlaps)
+        self._doing = StepDoing(table, log.device, rows_by_kernel=overlaps, destroys_late=overlaps)
         self._wait = SlotsWait(ownership, owner, patience_seconds)
 
     # ---- a call --------------------------------------------------------------------------------
@@ -246,73 +246,3 @@ class StepRunning:
         count = sum(old.get(name, strategy) is not strategy for name, strategy in new.items())
         if count:
             self._log.counting.add("strategy_switches", count=count)
-
-    # ---- a replay that is known to be one ------------------------------------------------------
-
-    def replay(self, fast: FastReplay) -> StepResult | None:
-        """Launches ``fast`` once more; None where its groups are not to be had at once."""
-        transaction: Transaction | None = None
-        ownership = self._ownership
-        if fast.names:
-            entered = ownership.enter(self._owner, fast.names, fast.published.generation)
-            if isinstance(entered, Refusal):
-                return None
-            transaction = entered
-            if transaction.lease.epochs != fast.epochs or not fast.has_slots():
-                ownership.leave(transaction)
-                return None
-        start = perf_counter()
-        try:
-            fast.executable.launch(fast.stream)
-        except BaseException as error:
-            self._replay_failed(fast, error)
-            raise
-        finally:
-            if transaction is not None:
-                ownership.leave(transaction)
-        seconds = perf_counter() - start
-        self._table.sweep(fast.use.note())
-        log = self._log
-        log.note_replay(seconds, len(fast.names))
-        decision = fast.decision
-        result = StepResult(
-            decision.kind,
-            decision.reason,
-            "",
-            decision.way,
-            StepSeconds(0.0, 0.0, seconds, 0.0),
-            fast.variant.key,
-        )
-        if log.observers:
-            log.tell(
-                StepRecord(
-                    result,
-                    log.number,
-                    fast.uid,
-                    fast.certificate,
-                    fast.phase,
-                    fast.published.generation,
-                    (StepPart("launch", start, start + seconds),),
-                )
-            )
-        return result
-
-    def _replay_failed(self, fast: FastReplay, error: BaseException) -> None:
-        detail = f"{type(error).__name__}: {error}"
-        variant = fast.variant
-        decision, variant.state = fail(variant.state, fast.decision, Failure.DRIVER, detail)
-        self._log.counting.add("plan_calls", "plan_reuses")
-        result = StepResult(
-            decision.kind, decision.reason, detail, decision.way, StepSeconds(), variant.key
-        )
-        self._log.number += 1
-        record = StepRecord(
-            result,
-            self._log.number,
-            fast.uid,
-            fast.certificate,
-            fast.phase,
-            fast.published.generation,
-        )
-        self._log.note(record, decision)
-        error.add_note(f"the step was to {fast.decision}; now {decision}")

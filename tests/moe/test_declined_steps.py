@@ -129,7 +129,7 @@ def no_fingerprint(scene, lane, monkeypatch):
 
 def owners_that_nobody_can_watch(scene, lane, monkeypatch):
     scene.reuse.release()
-    scene.reuse._finder._seen.clear()
+    scene.reuse._finder.sights.forget()
     monkeypatch.setattr(fact_finder, "owners_of", lambda *_: (object(),))
     assert lane.run(scene.claim).kind is Kind.DIRECT
 
@@ -266,7 +266,7 @@ def test_a_step_comes_to_its_row(graphcore_driver, monkeypatch, row, required):
 def mended(scene: Scene, lane: Lane) -> None:
     """All is as it should be again."""
     scene.reuse.pool = scene.pool
-    scene.reuse._finder._seen.clear()
+    scene.reuse._finder.sights.forget()
     lane.step.obstacle = ""
     lane.step.set_groups(lane.uses())
     scene.publish(scene.manifest)
