@@ -34,8 +34,8 @@ class CallableStep:
 
     Args:
         identity: Of its graph: a name, or another content that stays.
-        function: Launches the step on the current stream; called without arguments, once a step.
-            In a capture it is called too, and must not wait for the device.
+        function: Launches the step on the current stream of torch or CuPy; called without
+            arguments, once a step. In a capture it is called too, and must not wait for the device.
         tensors: Name -> tensor that it reads or writes, in the order of the step: the first is what
             comes in, the last what comes out. Their addresses and shapes are what it depends on.
         groups: The groups of experts that it uses.
@@ -44,6 +44,9 @@ class CallableStep:
         rows: Of the step; None: those of its groups, else of its first tensor.
         capabilities: Whatever else selects kernels.
         driver: Where it runs; None: where its tensors are.
+        takes_stream: Whether both functions are called with the stream to launch on instead. For
+            kernels over memory of neither library: without a stream they go to the legacy one,
+            which breaks captures of other threads.
 
     Attributes:
         uid: Another one after each change that was said.
@@ -57,22 +60,23 @@ class CallableStep:
     def __init__(  # noqa: PLR0913  (each is a choice of its own)
         self,
         identity: Hashable,
-        function: Callable[[], object],
+        function: Callable[..., object],
         *,
         tensors: Mapping[str, Any],
         groups: Sequence[GroupUse] = (),
-        staged: Callable[[], object] | None = None,
+        staged: Callable[..., object] | None = None,
         values: Mapping[str, Hashable] | None = None,
         rows: int | None = None,
         capabilities: Sequence[Hashable] = (),
         driver: Driver | None = None,
+        takes_stream: bool = False,
     ) -> None:
         if not tensors:
             raise ConfigurationError("tensors: expected at least one, got none")
         self.identity = identity
         self.capabilities = tuple(capabilities)
         self.obstacle = ""
-        self._function, self._staged = function, staged
+        self._function, self._staged, self._takes_stream = function, staged, takes_stream
         self._tensors = {name: (each, describe(each, name=name)) for name, each in tensors.items()}
         self._values = dict(values or {})
         self.driver = choose_driver(*tensors.values()) if driver is None else checked_driver(driver)
@@ -181,12 +185,15 @@ class CallableStep:
             for name, (tensor, _) in self._tensors.items():
                 capturing.keep(tensor, name)
             capturing.keep(self._function, "function")
-            self._function()
+            self._call(self._function, capturing.stream)
         return capturing.graph
 
-    def _run(self, function: Callable[[], object], stream: Stream) -> None:
+    def _run(self, function: Callable[..., object], stream: Stream) -> None:
         with self._beside(stream):
-            function()
+            self._call(function, self._own_stream())
+
+    def _call(self, function: Callable[..., object], stream: Stream) -> None:
+        function(*([stream] if self._takes_stream else []))
 
     def _beside(self, stream: Stream) -> AbstractContextManager[None]:
         return _ordered(self.driver, stream, self._own_stream())

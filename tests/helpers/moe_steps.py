@@ -40,9 +40,9 @@ LAYERS = ("layers.0", "layers.1")
 class LayerLaunches(NamedTuple):
     """One layer: its launches in order, and what they write."""
 
-    admit: Callable[[], None]
-    up: Callable[[], None]
-    down: Callable[[], None]
+    admit: Callable[..., None]
+    up: Callable[..., None]
+    down: Callable[..., None]
     hidden: Buffer
     out: Buffer
 
@@ -76,11 +76,11 @@ class Layers:
             value = out
         self.out = value
 
-    def launch(self) -> None:
+    def launch(self, stream: Any = None) -> None:
         for each in self.launches.values():
-            each.admit()
-            each.up()
-            each.down()
+            each.admit(stream)
+            each.up(stream)
+            each.down(stream)
 
 
 class Scene:
@@ -153,6 +153,7 @@ class Lane:
             tensors={"x": self.x, "out": self.out},
             groups=self.uses(),
             staged=self._staged,
+            takes_stream=True,
         )
 
     def uses(self) -> list[GroupUse]:
@@ -172,16 +173,16 @@ class Lane:
         self.layers = Layers(self.scene.pool, self.rows, self.x, self.ids, self.weights)
         self.step.set_groups(self.uses())
 
-    def _launch(self) -> None:
+    def _launch(self, stream: Any) -> None:
         self.calls.append("run")
-        self.layers.launch()
+        self.layers.launch(stream)
         for _ in range(1 + self.extra):
-            strided_copy(self.out, self.layers.out)
+            strided_copy(self.out, self.layers.out, stream)
 
-    def _staged(self) -> None:
+    def _staged(self, stream: Any) -> None:
         self.calls.append("staged")
-        self._expected.launch()
-        strided_copy(self.out, self._expected.out)
+        self._expected.launch(stream)
+        strided_copy(self.out, self._expected.out, stream)
 
     # ---- one step ------------------------------------------------------------------------------
 

@@ -313,7 +313,7 @@ def test_more_experts_than_slots_are_staged(graphcore_driver: Driver, required):
     uses = [GroupUse(name, wide.ids[name]) for name in LAYERS]
     wide.step = CallableStep(
         "wide", wide._staged, tensors={"x": wide.x, "out": wide.out}, groups=uses,
-        staged=wide._staged,
+        staged=wide._staged, takes_stream=True,
     )  # fmt: skip
     for _ in range(3):
         result = wide.run(claim_of(wide, required), experts=range(6))
@@ -345,7 +345,7 @@ def test_work_that_fails_is_known_to_have_failed(graphcore_driver):
     lane = scene.lane()
     assert lane.kinds(3)[-1] is Kind.REPLAY
     lane.move_output()
-    launch, lane.step._function = lane.step._function, lambda: 1 / 0
+    launch, lane.step._function = lane.step._function, lambda _: 1 / 0
     with pytest.raises(ZeroDivisionError) as caught:
         lane.run(check=False)
     assert "its work failed" in caught.value.__notes__[-1]
@@ -363,7 +363,7 @@ def test_work_that_fails_in_a_capture_drops_what_was_captured(graphcore_driver):
     assert lane.kinds(3)[-1] is Kind.REPLAY
     executable = lane.executable
     lane.move_output()
-    launch, lane.step._function = lane.step._function, lambda: 1 / 0
+    launch, lane.step._function = lane.step._function, lambda _: 1 / 0
     with pytest.raises(ZeroDivisionError):
         lane.run(check=False)
     assert executable.is_closed

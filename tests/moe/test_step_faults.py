@@ -172,8 +172,8 @@ def test_what_no_capture_allows_runs_without_a_graph_and_is_not_tried_again():
     waits = [True]
     launch = lane._launch
 
-    def function():
-        launch()
+    def function(stream):
+        launch(stream)
         if waits[0]:
             scene.driver.synchronize()
 
