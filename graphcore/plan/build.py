@@ -38,6 +38,7 @@ from graphcore.plan.records import (
     Embed,
     EmbedGraph,
     Launch,
+    Memcpy,
     PlanNode,
     View,
 )
@@ -225,6 +226,11 @@ class Builder:
                     with named(node):
                         call = self._calls[id(node)] = call.with_arguments()
                 waiting.append(call)
+            elif isinstance(work, Launch):
+                self.driver.function(work.kernel)  # loading one inside a capture may allocate
+            elif isinstance(work, Memcpy) and not comes:
+                lowering.in_body = in_body
+                lowering.params(node)  # which loads the kernel of those that one does
             elif isinstance(work, (Call, Embed)) and not comes and has_calls(node):
                 lowering.in_body = in_body
                 child = self._child(node, lowering, replace(scope, in_body=in_body))

@@ -13,6 +13,7 @@ from graphcore.plan.records import (
     Conditional,
     Deallocate,
     Embed,
+    Memcpy,
     PlanNode,
     View,
 )
@@ -73,6 +74,8 @@ def uses_what_comes(node: PlanNode) -> bool:
         values = tuple(view for _, view in work.bindings)
     elif isinstance(work, Call):
         values = work.arguments
+    elif isinstance(work, Memcpy):
+        values = work.dst, work.src
     return any(
         isinstance(value, Condition)
         or (isinstance(value, View) and value.buffer.origin == "allocated")

@@ -291,6 +291,20 @@ def test_over_budget_it_is_said_which_variant_went_and_why(graphcore_driver):
     assert scene.reuse.counters.failed == 0
 
 
+def test_a_graph_that_does_not_fit_the_bytes_is_declined_with_its_reason(graphcore_driver):
+    scene = Scene(graphcore_driver, max_bytes=1)
+    lane = scene.lane()
+    assert lane.run().kind is DIRECT
+    for _ in range(3):
+        result = lane.run()
+        assert (result.kind, result.reason, result.way) == (
+            Kind.DECLINED, Reason.NOT_CAPTURABLE, Way.DIRECT,
+        )  # fmt: skip
+        assert "max_bytes=1" in result.detail
+    # it was captured once, to be measured, and not again
+    assert scene.reuse.cache.counters.failures == 1
+
+
 def test_what_lies_idle_goes_and_what_is_replayed_stays(graphcore_driver):
     now = [0.0]
     scene = Scene(graphcore_driver, idle_seconds=10, clock=lambda: now[0])

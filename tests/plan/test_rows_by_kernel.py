@@ -82,3 +82,16 @@ def test_outside_of_captures_and_without_asking_the_copy_stays_a_memcpy(buffers)
 def test_without_a_copy_kernel_there_is_nothing_to_copy_by(buffers):
     with pytest.raises(ConfigurationError, match="copy_kernel"):
         plan_of(2).capture(buffers, rows_by_kernel=True)
+
+
+def test_the_kernel_of_a_copy_is_loaded_before_the_capture_begins(graphcore_driver, buffers):
+    begin, function = graphcore_driver.begin_capture, graphcore_driver.function
+    seen = []
+    graphcore_driver.begin_capture = lambda *given: (seen.append("begin"), begin(*given))[1]
+    graphcore_driver.function = lambda kernel: (seen.append(kernel.name), function(kernel))[1]
+    try:
+        captured(plan_of(2), buffers, rows_by_kernel=True)
+    finally:
+        del graphcore_driver.begin_capture, graphcore_driver.function
+    assert seen.index("begin") > 0
+    assert set(seen[: seen.index("begin")]) == set(seen) - {"begin"}
