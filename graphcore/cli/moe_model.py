@@ -209,8 +209,8 @@ class RandomDecoder:
     # ---- steps ---------------------------------------------------------------------------------
 
     def grows(self, rows: Sequence[Row]) -> bool:
-        """Never: the cache has its size."""
-        return False
+        """Whether the cache, which has its size, has no room for them."""
+        return max(row.position for row in rows) >= self.shape.positions
 
     def prepare(self, rows: Sequence[Row]) -> CallableStep:
         """The step; another one where a row is the first to need another bucket of positions.

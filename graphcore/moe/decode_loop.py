@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from graphcore.errors import ConfigurationError
+from graphcore.errors import ConfigurationError, LifecycleError
 from graphcore.moe.decode_overlap import OverlapRule, Row
 from graphcore.moe.overlapped_decode import OverlappedDecode, StepTicket
 
@@ -97,12 +97,20 @@ class DecodeLoop:
 
         Raises:
             ConfigurationError: Two requests of one number.
-            Exception: As of :class:`OverlappedDecode`; the loop is over, and nothing outstanding.
+            LifecycleError: Tokens of a step before were not taken: another run is not over.
+            Exception: As of :class:`OverlappedDecode`, behind the tokens that were made before; the
+                loop is over, and nothing outstanding.
         """
-        self._waiting = deque(requests)
-        numbers = [request.number for request in self._waiting]
+        waiting = deque(requests)
+        numbers = [request.number for request in waiting]
         if len(set(numbers)) < len(numbers):
             raise ConfigurationError(f"requests: expected different numbers, got {numbers}")
+        return self._run(waiting)
+
+    def _run(self, waiting: deque[DecodeRequest]) -> Iterator[DecodedStep]:
+        if self._decode.outstanding:
+            raise LifecycleError("run: expected no step whose tokens are not taken")
+        self._waiting = waiting
         self._places.clear()
         try:
             yield from self._steps()
@@ -119,10 +127,16 @@ class DecodeLoop:
                     return
                 given = {each.row.sequence: each.newest for each in live} | tokens
                 self._decode.submit(self._ask(live), given, obstacles=obstacles)
-            obstacles = self._queue()
+            failure: Exception | None = None
+            try:
+                obstacles = self._queue()
+            except Exception as error:  # whatever a model or a driver raises
+                failure = error
             ticket, made = self._decode.take()
             if made:
                 yield self._note(ticket, made)
+            if failure is not None:
+                raise failure
             self._take_back()
 
     def _queue(self) -> tuple[OverlapRule, ...]:

@@ -57,7 +57,10 @@ class DecodeModel(Protocol):
     def can_roll_back(self) -> bool: ...
 
     def grows(self, rows: Sequence[Row]) -> bool:
-        """Whether a buffer has to grow before a step of these rows."""
+        """Whether a buffer has to grow before a step of these rows, or there is no room for it.
+
+        Such a step is an ordinary one: it may turn out that nobody wants it.
+        """
 
     def prepare(self, rows: Sequence[Row]) -> StepWork:
         """The step of these rows: all that the host has to do for it before its launch.

@@ -16,7 +16,7 @@ from helpers.moe_decode import REQUESTS, SETTINGS, SHAPE, Decoding, expected
 
 from graphcore.driver import Driver
 from graphcore.driver.emulated import EmulatedDriver
-from graphcore.errors import ConfigurationError, CudaError, LifecycleError
+from graphcore.errors import CapacityError, ConfigurationError, CudaError, LifecycleError
 from graphcore.moe import DecodeRequest, Kind, OverlappedDecode, OverlapRule, Row, StepTicket
 from graphcore.moe.turn_buffers import TurnBuffer, TurnBuffers
 from graphcore.testing import inject
@@ -337,6 +337,53 @@ def test_after_any_driver_call_of_a_queued_step_failed_decoding_goes_on_right(
         decoding.decode.abandon()
         assert decoding.run() == wanted, fault.where
     assert {"copy", "record_event", "launch_graph"} <= seen
+
+
+@pytest.mark.parametrize("overlap", [0, 1])
+@pytest.mark.parametrize("ends", [False, True], ids=["goes on", "ends in time"])
+def test_a_cache_that_is_full_is_refused_only_where_its_next_token_is_wanted(
+    ends: bool, overlap: int, wanted: dict[int, list[int]]
+) -> None:
+    decoding = Decoding(EmulatedDriver(), 0, overlap, shape=replace(SHAPE, positions=6, bucket=8))
+    request = replace(REQUESTS[0], ends=frozenset({wanted[1][5]} if ends else ()))
+    assert wanted[1].index(wanted[1][5]) == 5
+    if ends:
+        assert decoding.run([request]) == {1: wanted[1][:6]}
+    else:
+        with pytest.raises(CapacityError, match="position: expected at most 5"):
+            decoding.run([request])
+        assert decoding.tokens == {1: wanted[1][:6]}
+    assert decoding.decode.totals.ahead == 5 * overlap
+
+
+def test_what_a_queued_step_raises_comes_behind_the_tokens_made_before(
+    wanted: dict[int, list[int]],
+) -> None:
+    driver = EmulatedDriver()
+    decoding = Decoding(driver, 0, 1)
+    decoding.run()
+
+    def fail(it: Decoding, step: object) -> None:
+        if len(it.tokens[1]) == 4:
+            inject(driver, "launch_graph")
+
+    with pytest.raises(CudaError):
+        decoding.run(after=fail)
+    # of the fifth token the step was queued already
+    assert decoding.tokens[1] == wanted[1][:5]
+    assert decoding.decode.outstanding == 0
+    assert decoding.run() == wanted
+
+
+def test_two_runs_at_once_are_refused_and_the_first_goes_on(
+    wanted: dict[int, list[int]],
+) -> None:
+    decoding = Decoding(EmulatedDriver(), 0, 1)
+    first = decoding.loop.run(REQUESTS[:1])
+    got = [next(first).tokens[1]]
+    with pytest.raises(LifecycleError, match="run: expected no step whose tokens are not taken"):
+        next(decoding.loop.run(REQUESTS[1:]))
+    assert [*got, *(step.tokens[1] for step in first)] == wanted[1]
 
 
 def test_a_loop_that_is_left_early_leaves_nothing_outstanding(
