@@ -23,6 +23,7 @@ _COLOURS = {
     Kind.DECLINED: "conditional",
     Kind.FAILED: "other",
 }
+_MOST_LETTERS = 400
 _SHOWN_FAILURES = (
     "required_unsupported", "prepare_error", "plan_unavailable", "finish_error", "fallback",
     "rollback", "strategy_switches",
@@ -184,12 +185,18 @@ def _boundaries(report: ReuseReport) -> Table:
                 line.kind.value,
                 line.calls,
                 line.last,
-                f"{line.reason.value}{': ' if line.detail else ''}{line.detail}",
+                _shortened(f"{line.reason.value}{': ' if line.detail else ''}{line.detail}"),
             )
             for line in report.boundaries
         ),
         "Of the newest calls that were more than a replay; the outcomes count all.",
     )
+
+
+def _shortened(words: str) -> str:
+    """A reason of many layers says the same of each; the whole is in ``report.boundaries``."""
+    more = len(words) - _MOST_LETTERS
+    return words if more <= 0 else f"{words[:_MOST_LETTERS]}... and {more} more characters"
 
 
 def _times(report: ReuseReport) -> Table:

@@ -179,3 +179,18 @@ def test_what_went_through_scratch_memory_is_told_apart(graphcore_driver: Driver
     assert report.moved_bytes == plain.moved_bytes
     assert "Experts through scratch memory" in str(report)
     assert "through scratch" not in str(plain)
+
+
+def test_a_reason_of_many_groups_is_cut_on_the_page_and_whole_in_the_values(
+    graphcore_driver: Driver,
+) -> None:
+    scene = Scene(graphcore_driver)
+    lane = scene.lane()
+    lane.step.obstacle = "".join(f"group {number} will not; " for number in range(60))
+    lane.kinds(1)
+    report = scene.reuse.report()
+    (line,) = report.declined()
+    assert line.detail == lane.step.obstacle
+    assert line.detail not in str(report)
+    assert "group 5 will not" in str(report)
+    assert "more characters" in report.html()
