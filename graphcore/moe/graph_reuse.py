@@ -12,9 +12,9 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from graphcore.driver import Driver, Stream, as_stream
+from graphcore.driver import Driver, Stream, active, as_stream
 from graphcore.driver.kept import default_driver
-from graphcore.errors import LifecycleError
+from graphcore.errors import CaptureError, LifecycleError
 from graphcore.interop import current_stream
 from graphcore.moe.certificate import Certificate, CertificateFlag
 from graphcore.moe.coverage import CoverageRecord, Uncertified
@@ -34,7 +34,7 @@ from graphcore.moe.step_log import Observer, StepLog
 from graphcore.moe.step_record import StepResult
 from graphcore.moe.step_running import Given, StepRunning
 from graphcore.moe.step_work import StepWork
-from graphcore.moe.variant_table import Variant, VariantTable
+from graphcore.moe.variant_table import FastName, Variant, VariantTable
 from graphcore.resources.driver_argument import checked_driver
 
 if TYPE_CHECKING:
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from graphcore.moe.step_trace import StepTrace
 
 _numbers = itertools.count(1)
-_Fast = tuple[int, int, "Phase | None"]
 
 
 class GraphReuse(ReuseBooks):
@@ -135,7 +134,7 @@ class GraphReuse(ReuseBooks):
             patience_seconds,
         )
         self._replays = FastRunning(self._table, self._log, self.manifests.ownership, self.owner)
-        self._fast: dict[_Fast, FastReplay] = {}
+        self._fast: dict[FastName, FastReplay] = {}
         self._uids = GraphUids()
         self._is_closed = False
 
@@ -163,6 +162,7 @@ class GraphReuse(ReuseBooks):
             What it did and why.
 
         Raises:
+            CaptureError: Inside a capture of this thread.
             LifecycleError: It failed before anything was launched (required work that cannot be
                 prepared, a corrupt plan), this is closed, or slots that must not be touched were
                 not free in time.
@@ -175,6 +175,7 @@ class GraphReuse(ReuseBooks):
             if result is not None:
                 return result
         self._refuse_closed()
+        _refuse_inside_capture()
         self._setting.fix()
         target = self._stream(stream)
         chosen = phase or (Phase.PROMPT if prompt_rows else Phase.DECODE)
@@ -192,7 +193,9 @@ class GraphReuse(ReuseBooks):
         )
         result, replay = self._running.run(step, key, self.pool, Given(certificate, stream))
         if replay is not None:
-            self._fast[id(work), prompt_rows, phase] = replay
+            self._forget(replay.variant)  # what it was before holds no more, and its work may go
+            replay.variant.fast = name = id(work), prompt_rows, phase
+            self._fast[name] = replay
         return result
 
     def certificate(
@@ -308,7 +311,8 @@ class GraphReuse(ReuseBooks):
         self, fast: FastReplay, work: StepWork, certificate: Certificate | None, stream: Any
     ) -> StepResult | None:
         """The replay that the last call came to; None where it has to be looked at."""
-        if stream is not fast.given_stream or is_disabled():
+        given = fast.given_stream
+        if (stream is not given and stream != given) or is_disabled() or active.UNDER_WAY:
             return None
         if stream is None and current_stream(self.driver) != fast.handle:
             return None
@@ -322,10 +326,19 @@ class GraphReuse(ReuseBooks):
         return as_stream(self.driver, current_stream(self.driver) if stream is None else stream)
 
     def _forget(self, variant: Variant) -> None:
-        gone = [key for key, fast in self._fast.items() if fast.variant is variant]
-        for key in gone:
-            del self._fast[key]
+        name, variant.fast = variant.fast, None
+        if name is not None:
+            self._fast.pop(name, None)
 
     def _refuse_closed(self) -> None:
         if self._is_closed:
             raise LifecycleError("GraphReuse: expected an open one, got a closed one")
+
+
+def _refuse_inside_capture() -> None:
+    capture = active.current()
+    if capture is not None:
+        raise CaptureError(
+            f"GraphReuse: a step is no part of a capture ({capture.name}): it would be decided "
+            "once, for every replay; launch its work there instead"
+        )

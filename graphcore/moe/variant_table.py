@@ -15,12 +15,15 @@ from graphcore.driver import Driver
 from graphcore.executable import Graph
 from graphcore.moe.entry_state import EntryState
 from graphcore.moe.lookup_key import LookupKey
+from graphcore.moe.names import Phase
 from graphcore.moe.reasons import Reason, Retention
 from graphcore.reuse import Eviction, GraphCache
 from graphcore.reuse.renewable import EntryUse, Renewal
 
 _log = logging.getLogger("graphcore")
 _KEPT = 256
+FastName = tuple[int, int, Phase | None]
+"""Of a replay: the id of its work, rows of prompts, and the phase that was given."""
 _MOST_UNCAPTURED = 1024
 
 
@@ -31,15 +34,17 @@ class Variant:
         key: By which it is found.
         state: What is known of it.
         use: Its executable; None where it has none.
+        fast: Under which name its replay is kept; None: it has to be looked at.
         obstacle: (uid, why a graph of it could not be made): true as long as the uid is.
     """
 
-    __slots__ = ("key", "obstacle", "state", "use")
+    __slots__ = ("fast", "key", "obstacle", "state", "use")
 
     def __init__(self, key: LookupKey) -> None:
         self.key = key
         self.state = EntryState()
         self.use: EntryUse | None = None
+        self.fast: FastName | None = None
         self.obstacle: tuple[int, str] | None = None
 
     def obstacle_of(self, uid: int) -> str:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from dataclasses import replace
 
 import pytest
 from helpers.moe_steps import LAYERS, Scene
 
+import graphcore
 from graphcore.driver import Driver
-from graphcore.errors import LifecycleError
+from graphcore.errors import CaptureError, LifecycleError
 from graphcore.moe import (
+    CallableStep,
     Kind,
     Namespace,
     Phase,
@@ -172,3 +176,41 @@ def test_what_others_do_to_the_slots_before_a_replay_enters_is_seen(scene, monke
     assert pool.order.handle == scene.stream.handle
     assert pool.is_settled
     other.close()
+
+
+def test_a_step_is_no_part_of_a_capture(scene):
+    lane = scene.lane()
+    for _ in range(4):  # before its capture, and as a replay that is known to be one
+        refused = pytest.raises(CaptureError, match="no part of a capture")
+        with graphcore.capture(driver=scene.driver), refused:
+            scene.reuse.run(lane.step, stream=scene.stream)
+        lane.run()
+    assert scene.reuse.counters.calls == 4
+
+
+def test_steps_that_take_turns_under_one_name_are_not_kept_alive(overlapping):
+    lane = overlapping.lane()
+    lane.kinds(3)
+    steps = []
+    for _ in range(5):
+        lane.step = CallableStep(
+            "decode", lane._launch, tensors={"x": lane.x, "out": lane.move_output()},
+            groups=lane.uses(), takes_stream=True,
+        )  # fmt: skip
+        steps.append(weakref.ref(lane.step))
+        assert lane.run().kind is UPDATE
+        assert lane.run().kind is REPLAY
+    gc.collect()
+    assert [step() is not None for step in steps] == [False] * 4 + [True]
+
+
+def test_a_stream_by_its_number_is_the_same_stream(scene):
+    lane = scene.lane()
+    lane.kinds(3)
+    seen = scene.reuse.counters.plan_calls
+    looks = len(scene.reuse.records)
+    for _ in range(3):
+        number = int(str(int(scene.stream)))  # another object each time
+        assert lane.run(stream=number).kind is REPLAY
+    assert scene.reuse.counters.plan_calls == seen + 3
+    assert len(scene.reuse.records) == looks
