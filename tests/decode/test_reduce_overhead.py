@@ -32,7 +32,7 @@ from graphcore.decode import CUDAGraphAR
 from graphcore.driver import Driver
 
 TESTS = Path(__file__).parents[1]
-SECONDS = 90
+SECONDS = 240  # a first compilation takes a minute on a busy machine
 
 
 def asked(family: str, whose: str, device: str = "cuda") -> dict[str, str]:

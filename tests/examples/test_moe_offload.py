@@ -22,7 +22,7 @@ def test_the_example_decodes_the_same_tokens_from_a_quarter_of_the_slots(
     assert names["driver"].name == graphcore_driver.name
     tokens = names["results"]
     assert tokens[1.0] == tokens[0.25]
-    assert len(set(tokens[1.0])) > 5
+    assert len(set(tokens[1.0])) > 2, "a model that repeats itself would prove little"
     said = capsys.readouterr().out
     (all_of_them, quarter) = LINE.findall(said)
     assert (all_of_them[0], quarter[0]) == ("100", "25")

@@ -87,6 +87,17 @@ DECODED = tuple(name for name in FAMILIES if name != "deepseek-v3")
 """Those that a static cache of K and V serves."""
 
 
+def causal_mask(rows: int, like: torch.Tensor) -> torch.Tensor:
+    """Which rows each one sees, [1, 1, rows, rows], to be added to scores.
+
+    Given to transformers where bits are compared: of itself it makes none in an eager forward and
+    one in a capture, where attention then takes another kernel, and the last bits differ.
+    """
+    hidden = torch.ones(rows, rows, dtype=torch.bool, device=like.device).triu(1)
+    none = torch.zeros(1, 1, rows, rows, dtype=like.dtype, device=like.device)
+    return none.masked_fill(hidden, torch.finfo(like.dtype).min)
+
+
 def device_of(driver: Driver) -> str:
     """Where models of a test on ``driver`` live."""
     return "cpu" if driver.is_emulated else f"cuda:{driver.device}"

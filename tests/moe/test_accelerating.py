@@ -296,7 +296,7 @@ def test_a_generation_in_one_launch_admits_experts_in_its_loop(
         runner.cache.reset()
         found = runner.generate_in_one_launch(prompt, NEW)
         assert handle.totals()[LAYERS[0]].steps >= before + NEW
-    assert torch.equal(torch.as_tensor(found), wanted.cpu()) or torch.equal(found, wanted)
+    assert torch.equal(found.cpu(), wanted.cpu())
 
 
 # ---- what a step does ---------------------------------------------------------------------------
@@ -456,6 +456,7 @@ def test_a_model_and_its_handle_are_not_kept_by_what_they_made(graphcore_driver:
         runner_of(model, graphcore_driver) as runner,
     ):
         decoded(runner, make_prompt(device=device_of(graphcore_driver)), 2)
+        graphcore_driver.synchronize()  # what a launch may still use outlives a close
     gone = weakref.ref(model)
     del model, handle, runner
     gc.collect()

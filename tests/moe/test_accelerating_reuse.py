@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.moe_models import EXPERTS, HIDDEN, VOCABULARY, device_of, make_moe
+from helpers.moe_models import EXPERTS, HIDDEN, VOCABULARY, causal_mask, device_of, make_moe
 
 import graphcore
 from graphcore.decode import CUDAGraphAR
@@ -34,6 +34,7 @@ class Stack:
         self.handle, self.rows = handle, rows
         self.x = torch.zeros(1, rows, HIDDEN, device=handle.device)
         self.out = torch.full_like(self.x, float("nan"))
+        self.mask = causal_mask(rows, self.x)
         self.step = handle.step(
             "layers", self.run, tensors={"x": self.x, "out": self.out}, rows=rows
         )
@@ -44,7 +45,7 @@ class Stack:
     def of(self, x: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():
             out: torch.Tensor = self.handle.model.model(
-                inputs_embeds=x, use_cache=False
+                inputs_embeds=x, attention_mask=self.mask, use_cache=False
             ).last_hidden_state
             return out
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.moe_models import device_of
+from helpers.moe_models import causal_mask, device_of
 from helpers.moe_shaped import make_prompt, make_shaped
 
 from graphcore.decode import CUDAGraphAR
@@ -42,6 +42,7 @@ class Rows:
         hidden = handle.model.config.hidden_size
         self.x = torch.zeros(1, rows, hidden, device=handle.device, dtype=torch.bfloat16)
         self.places = [torch.full_like(self.x, float("nan")) for _ in range(2)]
+        self.mask = causal_mask(rows, self.x)
         self.step = handle.step(
             "layers", self.run, tensors={"x": self.x, "out": self.places[0]}, rows=rows
         )
@@ -61,7 +62,7 @@ class Rows:
     def eagerly(self) -> torch.Tensor:
         with torch.no_grad():
             out: torch.Tensor = self.handle.model.model(
-                inputs_embeds=self.x, use_cache=False
+                inputs_embeds=self.x, attention_mask=self.mask, use_cache=False
             ).last_hidden_state
             return out
 
