@@ -126,7 +126,7 @@ def test_a_loop_begins_anew_at_every_burst_and_that_is_not_timed(driver):
         assert calls == ["begin", "step", "step", "begin", "step"]
 
 
-def test_host_time_is_that_of_the_calls_each_made_behind_a_step_that_runs(driver, monkeypatch):
+def test_calls_behind_a_step_are_each_made_while_one_runs_and_only_they_count(driver, monkeypatch):
     log = []
     monkeypatch.setattr(
         decode_arms, "_behind", lambda driver: log.append("queued") or (lambda: log.append("wait"))
@@ -137,7 +137,7 @@ def test_host_time_is_that_of_the_calls_each_made_behind_a_step_that_runs(driver
         log.append("step")
         return next(seconds)
 
-    arm = decode_arms.submitted("it", lambda: log.append("begin"), step, driver)
+    arm = decode_arms.behind_a_step("it", lambda: log.append("begin"), step, driver)
     assert arm.burst(2) == 3.5
     step_behind = ["step", "queued", "wait"]
     assert log == ["begin", "queued", *step_behind, *step_behind]

@@ -13,12 +13,12 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from graphcore.bench.cloop import LaunchLoop
 from graphcore.bench.harness import Arm, Effort, measure
 from graphcore.bench.results import Row, row_of
 from graphcore.bench.suites import Measured, Request
-from graphcore.bench.suites.decode_arms import submitted, submitting, warmed
+from graphcore.bench.suites.decode_arms import submitting, warmed
 from graphcore.bench.suites.decode_checks import agreement, read_bandwidth, step_bytes
+from graphcore.bench.suites.decode_launches import FLOOR, Launches
 from graphcore.bench.suites.decode_models import CASES, EXPERTS, Subject, subject_of
 from graphcore.bench.suites.decode_ours import COMPILED, ONE_LAUNCH, PLAIN, OurWay
 from graphcore.bench.suites.decode_peers import (
@@ -34,7 +34,6 @@ from graphcore.bench.timings import Timings
 from graphcore.driver import Driver
 from graphcore.interop.streams import current_stream
 
-_HOST_CALLS = 16
 Note = Mapping[str, Any]
 T = TypeVar("T")
 
@@ -185,18 +184,27 @@ class Case:
         way, driver = self.ways[name], self.driver
         assert way.runner.graph is not None
         executable, stream = driver.instantiate(way.runner.graph.handle), current_stream(driver)
-        floor, peers = _launches(way, executable, stream, driver)
+        launches = Launches(way, executable, stream, driver)
+        peers = [launches.peer()]
         if name == PLAIN and not driver.is_emulated:
             step = HandStep(self.subject)
             step.capture(step.decode)
             peers.append(submitting(BY_HAND, step.begin, step.replay, driver))
-        calls = 2 if driver.is_emulated else _HOST_CALLS
-        effort = Effort(self._effort().rounds, 1 if driver.is_emulated else 2, calls)
-        timings = measure([floor, way.host_arm(), *peers], effort, driver.synchronize)
+        rounds = self._effort().rounds
+        few = Effort(rounds, 1, 2) if driver.is_emulated else Effort(rounds, 8, 4)
+        timings = measure([launches.floor(), way.host_arm(), *peers], few, driver.synchronize)
+        paced = measure(
+            [launches.floor_behind_a_step(), way.host_arm_behind_a_step()],
+            Effort(rounds, 1, few.calls),
+            driver.synchronize,
+        )
         driver.destroy_exec(executable)
+        for arm in ("ours", FLOOR):
+            what = f"{name}: host, behind a running step, {arm}"
+            self._note(what, "us", paced.seconds(arm).median * 1e6)
         case = f"{self.name} host" if name == self._best() else f"{self.name} {name[5:]} host"
         names = [arm.name for arm in peers]
-        return row_of(case, timings, ours="ours", floor=floor.name, peers=names, allowance=0.0)
+        return row_of(case, timings, ours="ours", floor=FLOOR, peers=names, allowance=0.0)
 
     # ---- notes ---------------------------------------------------------------------------------
 
@@ -234,19 +242,3 @@ class Case:
             reason = f"{type(error).__name__}: {first_line}"
             self.notes.append({"left out": f"{self.name} {what}", "reason": reason})
             return None
-
-
-def _launches(way: OurWay, executable: Any, stream: Any, driver: Driver) -> tuple[Arm, list[Arm]]:
-    """The driver's own launch of ``executable``, timed in C, and as Python calls it."""
-    if driver.is_emulated:
-        call = driver.bind_launch(executable, stream)
-        launch = functools.partial(driver.launch_graph, executable, stream)
-        floor = submitting("bound call", way.begin, call, driver)
-        return floor, [submitting("driver call", way.begin, launch, driver)]
-    from cuda.bindings import driver as bindings
-
-    loop = LaunchLoop()
-    theirs = bindings.CUgraphExec(executable), bindings.CUstream(stream)
-    launch = functools.partial(bindings.cuGraphLaunch, *theirs)
-    floor = submitted("C", way.begin, lambda: loop.seconds(executable, stream, 1), driver)
-    return floor, [submitting("cuda.bindings", way.begin, launch, driver)]

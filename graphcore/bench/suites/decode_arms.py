@@ -76,23 +76,31 @@ def looping(
 def submitting(
     name: str, begin: Callable[[], object], step: Callable[[], object], driver: Driver
 ) -> Arm:
-    """Host time of the call alone, in a decoding that goes on: see :func:`submitted`."""
+    """As :func:`looping`, but the clock stops when the last call returns: host time alone.
 
-    def seconds() -> float:
+    For a few calls at a time: a full queue would show the device's time.
+    """
+
+    def burst(calls: int) -> float:
+        begin()
+        driver.synchronize()
         start = time.perf_counter()
-        step()
-        return time.perf_counter() - start
+        for _ in range(calls):
+            step()
+        taken = time.perf_counter() - start
+        driver.synchronize()
+        return taken
 
-    return submitted(name, begin, seconds, driver)
+    return Arm(name, burst)
 
 
-def submitted(
+def behind_a_step(
     name: str, begin: Callable[[], object], seconds: Callable[[], float], driver: Driver
 ) -> Arm:
-    """An arm of calls that say themselves how long they took on the host.
+    """Host time of calls that say themselves how long they took, each made while a step runs.
 
-    Each is made while a step runs and none waits behind that: the device is never idle, which a
-    first launch pays for, and the queue never full, which would show the device's time.
+    So it is where every token is looked at: the host has waited for a step before each call, and
+    what the call needs is no longer in the caches of the processor.
     """
 
     def burst(calls: int) -> float:
@@ -108,6 +116,17 @@ def submitted(
         return taken
 
     return Arm(name, burst)
+
+
+def clocked(step: Callable[[], object]) -> Callable[[], float]:
+    """Calls ``step`` and gives the seconds that took."""
+
+    def seconds() -> float:
+        start = time.perf_counter()
+        step()
+        return time.perf_counter() - start
+
+    return seconds
 
 
 def _behind(driver: Driver) -> Callable[[], object]:

@@ -10,7 +10,14 @@ from typing import Any
 import torch
 
 from graphcore.bench.harness import Arm
-from graphcore.bench.suites.decode_arms import generating, looping, on_device, submitting
+from graphcore.bench.suites.decode_arms import (
+    behind_a_step,
+    clocked,
+    generating,
+    looping,
+    on_device,
+    submitting,
+)
 from graphcore.bench.suites.decode_models import Subject
 from graphcore.decode import CUDAGraphAR
 from graphcore.driver import Driver
@@ -74,6 +81,10 @@ class OurWay:
     def host_arm(self) -> Arm:
         """The replay call alone, by the host's clock."""
         return submitting("ours", self.begin, self.runner.replay, self._driver)
+
+    def host_arm_behind_a_step(self) -> Arm:
+        """The same, each call made while a step runs."""
+        return behind_a_step("ours", self.begin, clocked(self.runner.replay), self._driver)
 
     def begin(self) -> None:
         """Back to the end of the prompt."""
