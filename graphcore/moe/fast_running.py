@@ -40,22 +40,22 @@ class FastRunning:
         """
         transaction: Transaction | None = None
         ownership, log = self._ownership, self._log
-        if fast.names:
-            entered = ownership.enter(self._owner, fast.names, fast.published.generation)
-            if isinstance(entered, Refusal):
-                return None
-            transaction = entered
-            if transaction.lease.epochs != fast.epochs or not fast.has_slots():
-                ownership.leave(transaction)
-                return None
         start = perf_counter()
         try:
+            if fast.names:
+                entered = ownership.enter(self._owner, fast.names, fast.published.generation)
+                if isinstance(entered, Refusal):
+                    return None
+                transaction = entered
+                if transaction.lease.epochs != fast.epochs or not fast.has_slots():
+                    return None
             if log.device is None:
                 fast.executable.launch(fast.stream)
             else:
                 with log.device.around(fast.decision.kind, fast.stream):
                     fast.executable.launch(fast.stream)
         except BaseException as error:
+            ownership.abandon(self._owner)  # also what Ctrl-C kept from being noted
             self._note_failure(fast, error)
             raise
         finally:

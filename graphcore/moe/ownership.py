@@ -59,7 +59,6 @@ class Ownership:
         self._epochs: dict[Hashable, int] = dict.fromkeys(groups, 1)
         self._generation = generation
         self._admission = Admission.OPEN
-        # epochs of groups that were used together, until any changes
         self._known: dict[tuple[Hashable, ...], tuple[tuple[Hashable, int], ...]] = {}
         self._changing: dict[Hashable, int] = {}  # group -> thread that changes it
         self._leases: dict[int, Lease] = {}
@@ -249,10 +248,7 @@ class Ownership:
     ) -> Transaction | Refusal:
         """A lease and exclusive use under it at once, or neither and why; :meth:`leave` ends both.
 
-        Args:
-            owner: Whoever asks.
-            groups: That are used.
-            generation: That the owner works with.
+        Arguments as of :meth:`lease`, without waiting.
         """
         with self._changed:
             epochs = self._known.get(groups)
@@ -280,23 +276,27 @@ class Ownership:
         """Ends what :meth:`enter` began; a second time does nothing."""
         self.release(transaction.lease)
 
+    def abandon(self, owner: Hashable) -> None:
+        """Gives back all that ``owner`` has on this thread: for after an interrupt."""
+        with self._changed:
+            for lease in [*self._leases.values()]:
+                if (lease.owner, lease.thread) == (owner, threading.get_ident()):
+                    self.release(lease)
+
     def wait_until_free(self, groups: Iterable[Hashable], timeout: float) -> bool:
         """Waits until no dispatch uses ``groups`` and none is being changed; False in vain.
 
         Whether it stays so is what :meth:`enter` says. A dispatch of this thread is not waited for.
         """
-        names = set(groups)
-        this = threading.get_ident()
+        names, passing = set(groups), (Admission.REPLACING, Admission.DRAINING)
 
         def is_free() -> bool:
-            is_passing = self._admission in (Admission.REPLACING, Admission.DRAINING)
-            return not (
-                is_passing or names & set(self._changing) or names & set(self._transactions)
-            )
+            used = names & {*self._changing, *self._transactions}
+            return not used and self._admission not in passing
 
         with self._changed:
-            held = (self._transactions.get(name) for name in names)
-            if any(each is not None and each.lease.thread == this for each in held):
+            held = [self._transactions[name] for name in names if name in self._transactions]
+            if any(each.lease.thread == threading.get_ident() for each in held):
                 return False
             return self._changed.wait_for(is_free, timeout)
 

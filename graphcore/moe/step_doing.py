@@ -16,7 +16,7 @@ from graphcore.errors import CapacityError, CaptureError, CudaError, LifecycleEr
 from graphcore.executable import Graph, UpdateStatus
 from graphcore.moe.decision import Decision
 from graphcore.moe.device_times import DeviceTimes
-from graphcore.moe.entry_state import CaptureState
+from graphcore.moe.entry_state import CaptureState, EntryState
 from graphcore.moe.names import Kind, Way
 from graphcore.moe.reasons import Reason
 from graphcore.moe.resource_fingerprint import ResourceFingerprint
@@ -175,7 +175,7 @@ class StepDoing:
                 if not outcome.is_current:
                     raise LifecycleError(f"update: {outcome}")
         except BaseException:
-            graph.close()
+            self._give_up(attempt.variant, graph)
             raise
         if outcome.status is UpdateStatus.REINSTANTIATED:
             state = attempt.variant.state
@@ -193,6 +193,16 @@ class StepDoing:
         finally:
             with attempt.part("cleanup", attempt.failure or Failure.DRIVER):
                 former.close()
+
+    def _give_up(self, variant: Variant, graph: Graph) -> None:
+        """Closes ``graph``, which was not taken; where it was after all, the executable, too."""
+        assert variant.use is not None
+        executable = variant.use.executable
+        if not executable.is_closed and executable.graph is graph:
+            # what failed came after the change: what is known of the variant is not what it runs
+            variant.state = EntryState()
+            self._table.drop(variant)
+        graph.close()
 
     def _captured(self, attempt: Attempt) -> Graph:
         """The graph of the step.

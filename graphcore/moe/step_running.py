@@ -105,6 +105,7 @@ class StepRunning:
                 attempt.failure = Failure.FINISH
                 self._ownership.leave(transaction)
         except BaseException as error:
+            self._ownership.abandon(self._owner)  # also what Ctrl-C kept from being noted
             self._fail(attempt, error)
             raise
         finally:

@@ -115,3 +115,16 @@ def test_nothing_changes_while_somebody_looks() -> None:
             # whoever holds the lock may go on with it
             ownership.leave(entered(ownership))
         until(lambda: ownership.admission is Admission.REPLACING)
+
+
+def test_what_an_interrupt_left_is_given_back_by_its_owner_and_thread_alone() -> None:
+    ownership = Ownership(GROUPS)
+    entered(ownership, "first")
+    other = ownership.lease("other", ["second"])
+    assert isinstance(other, Lease)
+    with in_thread(lambda: ownership.abandon("me")):
+        pass
+    assert ownership.users() == {"first": 1, "second": 1}
+    ownership.abandon("me")
+    assert ownership.users() == {"second": 1}
+    assert not ownership.is_busy("first")

@@ -11,8 +11,10 @@ from helpers.every_fault import each_fault, handles, interrupts_instead
 from helpers.moe_steps import Lane, Scene
 
 from graphcore.driver import active
+from graphcore.driver.codes import cuda_error
 from graphcore.driver.emulated import EmulatedDriver
 from graphcore.errors import CudaError, GraphcoreError
+from graphcore.executable import GraphExec
 from graphcore.moe import Kind, Way
 from graphcore.testing import inject
 
@@ -187,3 +189,23 @@ def test_what_no_capture_allows_runs_without_a_graph_and_is_not_tried_again():
     waits[0] = False
     lane.step.changed()
     assert lane.kinds(2) == [Kind.CAPTURE, Kind.REPLAY]
+
+
+def test_an_error_behind_the_change_of_an_executable_gives_it_up(monkeypatch):
+    lane = moved(EmulatedDriver())
+    executable, look = lane.executable, GraphExec._look_at_new
+    errors = [cuda_error("CUDA_ERROR_UNKNOWN", "cuPointerGetAttribute")]
+
+    def fail_once(self):
+        if errors:
+            raise errors.pop()
+        look(self)
+
+    monkeypatch.setattr(GraphExec, "_look_at_new", fail_once)
+    with pytest.raises(CudaError) as caught:
+        step(lane)
+    assert any("the change was made" in note for note in caught.value.__notes__)
+    assert executable.is_closed
+    home = lane.scene.buffer(2)
+    lane.move_output(home)
+    assert lane.kinds(3) == [Kind.DIRECT, Kind.CAPTURE, Kind.REPLAY]
