@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from graphcore.driver import Driver, Stream, active, as_stream
 from graphcore.driver.kept import default_driver
-from graphcore.errors import CaptureError, LifecycleError
+from graphcore.errors import CaptureError, ConfigurationError, LifecycleError
 from graphcore.interop import current_stream
 from graphcore.moe.certificate import Certificate, CertificateFlag
 from graphcore.moe.coverage import CoverageRecord, Uncertified
@@ -27,6 +27,7 @@ from graphcore.moe.lookup_key import LookupKey
 from graphcore.moe.manifest_registry import ManifestRegistry
 from graphcore.moe.names import Namespace, Phase, RowSemantics
 from graphcore.moe.options import MoEOptions, OptionSetting, ResolvedOptions, resolve_options
+from graphcore.moe.pool_manifest import manifest_of
 from graphcore.moe.reuse_books import ReuseBooks
 from graphcore.moe.slot_pool import SlotPool
 from graphcore.moe.step_facts import Step
@@ -52,8 +53,8 @@ class GraphReuse(ReuseBooks):
     Args:
         driver: Where steps run; None: the pool's, else what :func:`graphcore.open_driver` opens.
         pool: The slots of the experts; None: no step has any.
-        manifests: Which manifest holds, and who uses its groups; None: a registry of its own, with
-            no manifest, so that steps with experts are staged.
+        manifests: Which manifest holds, and who uses its groups; None: a registry of its own, where
+            the first step with experts publishes that of ``pool`` (:func:`manifest_of`).
         decode_boundary_overlap: 0 or 1: a changed decode graph may update the captured executable.
         decode_overlap: 0 or 1: see :func:`graphcore.moe.decode_overlap.overlap_obstacles`.
         command_line: The same two, as the command has them; a keyword beats it, and it beats the
@@ -104,6 +105,7 @@ class GraphReuse(ReuseBooks):
         self.driver = checked_driver(driver)
         self.manifests = ManifestRegistry() if manifests is None else manifests
         self.pool = pool
+        self._publishes = manifests is None and pool is not None
         number = next(_numbers)
         self.owner: Hashable = f"reuse {number}" if owner is None else owner
         self._owner_number, self._rank = number, rank
@@ -163,6 +165,8 @@ class GraphReuse(ReuseBooks):
 
         Raises:
             CaptureError: Inside a capture of this thread.
+            ConfigurationError: A group that neither manifest nor pool has, or without an admission
+                although its slots serve it.
             LifecycleError: It failed before anything was launched (required work that cannot be
                 prepared, a corrupt plan), this is closed, or slots that must not be touched were
                 not free in time.
@@ -177,6 +181,8 @@ class GraphReuse(ReuseBooks):
         self._refuse_closed()
         _refuse_inside_capture()
         self._setting.fix()
+        if self._publishes and work.groups:
+            self._publish(work)
         target = self._stream(stream)
         chosen = phase or (Phase.PROMPT if prompt_rows else Phase.DECODE)
         uid = work.uid
@@ -321,6 +327,18 @@ class GraphReuse(ReuseBooks):
         if not fast.holds(work, certificate, self.manifests.current):
             return None
         return self._replays.replay(fast)
+
+    def _publish(self, work: StepWork) -> None:
+        """Publishes what the pool has, for want of a registry that knows better."""
+        assert self.pool is not None
+        known = {use.group: use.top_k for use in work.groups}
+        top_k = {name: known.get(name, work.groups[0].top_k) for name in self.pool}
+        published = self.manifests.replace(manifest_of(self.pool, top_k=top_k))
+        if not published.is_accepted:
+            raise ConfigurationError(f"pool: {published}; give GraphReuse a registry of manifests")
+        self._publishes = False
+        if self.pool.ownership is None:
+            self.pool.ownership = self.manifests.ownership
 
     def _stream(self, stream: Any) -> Stream:
         return as_stream(self.driver, current_stream(self.driver) if stream is None else stream)

@@ -261,6 +261,17 @@ def test_a_step_comes_to_its_row(graphcore_driver, monkeypatch, row, required):
     mended(scene, lane)
     kinds = lane.kinds(4, claim_of(lane, required))
     assert kinds[-1] is Kind.REPLAY
+    check_sums(scene)
+
+
+def check_sums(scene: Scene) -> None:
+    """The counters add up, and say what the steps said."""
+    now = scene.reuse.counters
+    plans = now.plan_compiles + now.plan_reuses + now.plan_unavailable + now.prepare_error
+    assert now.plan_calls == plans
+    calls = now.direct + now.staged + now.captures + now.replays + now.updates
+    assert now.calls == calls + now.reinstantiations + now.declined + now.failed
+    assert now.calls == len(scene.seen) == sum(each.calls for each in scene.reuse.totals.values())
 
 
 def mended(scene: Scene, lane: Lane) -> None:

@@ -14,6 +14,7 @@ from graphcore.driver import Driver
 from graphcore.errors import CaptureError, LifecycleError
 from graphcore.moe import (
     CallableStep,
+    GraphReuse,
     Kind,
     Namespace,
     Phase,
@@ -176,6 +177,18 @@ def test_what_others_do_to_the_slots_before_a_replay_enters_is_seen(scene, monke
     assert pool.order.handle == scene.stream.handle
     assert pool.is_settled
     other.close()
+
+
+def test_without_a_registry_the_pool_says_what_its_manifest_is(scene):
+    lane = scene.lane()
+    scene.pool.ownership = None
+    with GraphReuse(pool=scene.pool) as reuse:
+        scene.reuse = reuse
+        assert lane.kinds(4) == [*WARM, REPLAY]
+        assert reuse.driver is scene.driver
+        assert reuse.manifests.current.manifest == scene.manifest
+        assert scene.pool.ownership is reuse.manifests.ownership
+        assert reuse.variants[0].state.capture.is_grouped
 
 
 def test_a_step_is_no_part_of_a_capture(scene):

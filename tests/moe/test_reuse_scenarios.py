@@ -444,6 +444,7 @@ def test_graphs_of_cupy_are_never_touched():
     cupy = pytest.importorskip("cupy")
     driver = graphcore.open_driver("cuda")
     x = cupy.zeros(8, cupy.float32)
+    driver.synchronize()
     stream = cupy.cuda.Stream(non_blocking=True)
     with stream:
         x += 1
