@@ -9,9 +9,12 @@ from helpers.moe_recording import Recording, recorded
 from helpers.moe_steps import Scene
 
 from graphcore.driver import Driver
+from graphcore.driver.emulated import EmulatedDriver
 from graphcore.moe import CallableStep, Kind, Reason
 from graphcore.moe.driver_steps import DROP_STEPS, Step, driver_steps
 from graphcore.resources.buffer import Buffer
+
+NEVER = 1 << 40
 
 
 @pytest.fixture
@@ -97,6 +100,43 @@ def test_a_plain_step_that_changed_updates_when_it_comes_again(recording, on):
         assert run() == (Kind.DIRECT, ())
         assert run() == (Kind.UPDATE, steps)
         assert run() == (Kind.REPLAY, driver_steps(Kind.REPLAY))
+
+
+WAITS = ("synchronize", "synchronize_stream", "synchronize_event", "read", "write")
+
+
+@pytest.mark.parametrize("kind", [Kind.CAPTURE, Kind.REPLAY, Kind.UPDATE, Kind.REINSTANTIATE])
+def test_no_step_with_a_graph_waits_for_the_device(kind):
+    driver = EmulatedDriver()
+    scene = Scene(driver, decode_boundary_overlap=1)
+    lane = scene.lane()
+    lane.kinds(1 if kind is Kind.CAPTURE else 3)
+    if kind is Kind.REINSTANTIATE:
+        lane.extra = 1
+        lane.step.set_value("extra", 1)
+    elif kind is Kind.UPDATE:
+        lane.move_output()
+    lane.choose()
+    # what a node takes is measured once for a driver, with the device idle
+    Scene(driver).lane().kinds(2)
+    waits = {call: driver.faults.inject(call, after=NEVER) for call in WAITS}
+    assert scene.reuse.run(lane.step, stream=scene.stream).kind is kind
+    assert {call: NEVER - each.good_calls for call, each in waits.items()} == dict.fromkeys(
+        WAITS, 0
+    )
+
+
+def test_a_replay_asks_the_driver_for_one_launch_and_nothing_else():
+    driver = EmulatedDriver()
+    scene = Scene(driver)
+    lane = scene.lane()
+    lane.kinds(4)
+    lane.choose()
+    calls = sorted(Driver.__abstractmethods__ - {"raise_launch", "close"})
+    made = {call: driver.faults.inject(call, after=NEVER) for call in calls}
+    assert scene.reuse.run(lane.step, stream=scene.stream).kind is Kind.REPLAY
+    asked = {call: NEVER - each.good_calls for call, each in made.items()}
+    assert {call: count for call, count in asked.items() if count} == {"launch_graph": 1}
 
 
 def test_a_manifest_that_is_replaced_drops_executable_then_description(recording):
