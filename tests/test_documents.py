@@ -39,6 +39,7 @@ def test_the_readme_and_the_pages_with_examples_are_among_those_that_run():
         "docs/decode.md",
         "docs/graphs.md",
         "docs/interop.md",
+        "docs/moe.md",
         "docs/plans.md",
     }
     assert pages <= set(WITH_CODE)
