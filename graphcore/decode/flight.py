@@ -62,8 +62,12 @@ class Flight:
             LifecycleError: The flight was ended before the last token was taken.
             CudaError: The launch failed.
         """
-        launch, number, taken = self._launch, self.number, 0
-        assert launch is not None
+        assert self._launch is not None
+        # bound here: a generator's body begins at its first next, when another flight may be on
+        return self._tokens_of(self._launch, self.number)
+
+    def _tokens_of(self, launch: OneLaunch, number: int) -> Iterator[torch.Tensor]:
+        taken = 0
         while True:
             if self._launch is not launch or self.number != number:
                 raise LifecycleError(

@@ -242,7 +242,7 @@ class Generating(Prompting):
     def _take_off(self, max_new_tokens: int, eos: tuple[int, ...]) -> TokenStream:
         """Launches the generation behind the prompt; step by step where decoding is eager."""
         if self._captured is None:
-            eager = self._tokens(max_new_tokens, eos, self._generation)
+            eager = self._undisturbed(self._tokens(max_new_tokens, eos, self._generation))
             return TokenStream(eager, stop=_nothing, end=eager.close)
         loop = self._captured.in_one_launch(self._step)
         self._count_for_guards(loop.executable)
@@ -261,6 +261,16 @@ class Generating(Prompting):
             except Exception as second:
                 error.add_note(f"while ending the launch: {second}")
             raise
+
+    def _undisturbed(self, tokens: Iterator[torch.Tensor]) -> Generator[torch.Tensor]:
+        """``tokens``, as long as nobody else decodes between two of them, as in a launch."""
+        for ids in tokens:
+            behind = self._generation, self.cache.seen_tokens
+            yield ids
+            if behind != (self._generation, self.cache.seen_tokens):
+                raise LifecycleError(
+                    "stream_in_one_launch: another call on this runner has ended the generation"
+                )
 
     def _end_flight(self, number: int | None = None) -> None:
         """Ends a generation that runs in one launch: stopped, waited for, its position read.

@@ -57,9 +57,10 @@ class Holding(ABC):
     def logits(self) -> torch.Tensor:
         """Static ``[batch, vocabulary]`` of the last forward, in the model's dtype.
 
-        With guidance float32, the two branches combined. The next step overwrites it. Another
-        tensor only after the model was cast or got another vocabulary, or with a cache of another
-        layout.
+        With guidance float32, the two branches combined. Under autocast the model's may be
+        narrower: they lie in the same tensor, where there is one. The next step overwrites it.
+        Another tensor only after the model was cast or got another vocabulary, or with a cache of
+        another layout.
 
         Raises:
             LifecycleError: No prompt yet.

@@ -21,7 +21,7 @@ from graphcore.decode.forward import Forward
 from graphcore.decode.guidance import GuidedForward
 from graphcore.decode.number_tensors import numbers_filled
 from graphcore.decode.static_cache import StaticKVCache
-from graphcore.decode.surroundings import surroundings
+from graphcore.decode.surroundings import holds, surroundings
 from graphcore.decode.variants import Variants
 
 _log = logging.getLogger("graphcore")
@@ -123,7 +123,7 @@ class PromptGraphs:
         made: list[torch.Tensor] = []
         capturing.warm_up(lambda: made.append(run(tokens)), 1)
         buffer = self._logits
-        if buffer is None or (buffer.shape, buffer.dtype) != (made[0].shape, made[0].dtype):
+        if buffer is None or not holds(buffer, made[0]):
             # not in the warm-up: it would lie in the memory of the graph
             buffer = static_zeros(tuple(made[0].shape), made[0].dtype, made[0].device)
         self._logits = buffer.copy_(made.pop())

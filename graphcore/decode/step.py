@@ -18,7 +18,7 @@ from graphcore.decode.forward import Forward
 from graphcore.decode.prompt import Prompt
 from graphcore.decode.sampler import Sampler
 from graphcore.decode.static_cache import StaticKVCache
-from graphcore.decode.surroundings import surroundings
+from graphcore.decode.surroundings import holds, surroundings
 from graphcore.errors import LifecycleError
 
 _no_token = -1
@@ -97,7 +97,7 @@ class DecodeStep:
         start = self._cache.seen_tokens
         logits = self.forward.prefill(prompt)
         self.sampler.fit(self.forward.vocabulary)
-        if self._logits is None or not _fits(self._logits, logits):
+        if self._logits is None or not holds(self._logits, logits):
             self._logits = static_zeros(tuple(logits.shape), logits.dtype, logits.device)
         self._logits.copy_(logits)
         self.history[:, start : start + prompt.length] = prompt.ids
@@ -170,7 +170,3 @@ class DecodeStep:
         """Puts back what :meth:`saved` copied."""
         for tensor, copy in saved:
             tensor.copy_(copy)
-
-
-def _fits(buffer: torch.Tensor, logits: torch.Tensor) -> bool:
-    return (buffer.shape, buffer.dtype) == (logits.shape, logits.dtype)

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 import statistics
+import threading
 import weakref
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from graphcore.driver import Driver, active, kernel
@@ -62,6 +64,18 @@ class NodeMemory:
 
 
 _known: weakref.WeakKeyDictionary[Driver, NodeMemory] = weakref.WeakKeyDictionary()
+# two threads that measure at once would each read what the other takes
+_measuring = threading.RLock()
+
+
+def _new_lock() -> None:
+    """After a fork: another thread may have held the lock, and that thread is not here."""
+    global _measuring
+    _measuring = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_new_lock)
 
 
 def node_memory(driver: Driver) -> NodeMemory:
@@ -79,7 +93,12 @@ def node_memory(driver: Driver) -> NodeMemory:
                 f"memory per node: {capture.name} is under way on this thread, which measuring "
                 "would break; ask once before it"
             )
-        known = _known[driver] = _measure(driver)
+        with _measuring:
+            known = _known.get(driver)
+            if known is not None:  # another thread was first
+                return known
+            with _beside_captures(driver):
+                known = _known[driver] = _measure(driver)
         _log.info(
             "device memory per node of an executable on %s:%d: %.0f bytes (%s)",
             driver.name,
@@ -104,6 +123,19 @@ def all_fall(readings: Sequence[int]) -> bool:
     """Whether ``readings`` of free bytes fall from each to the next, but for a few."""
     falls = [after < before for before, after in itertools.pairwise(readings)]
     return sum(falls) >= _FALLING * len(falls)
+
+
+@contextmanager
+def _beside_captures(driver: Driver) -> Iterator[None]:
+    """Inside, what measuring makes and destroys breaks no capture of another thread."""
+    before = driver.exchange_capture_mode("relaxed")
+    try:
+        yield
+    finally:
+        try:
+            driver.exchange_capture_mode(before)
+        finally:  # where Ctrl-C came into the first
+            driver.exchange_capture_mode(before)
 
 
 def _measure(driver: Driver) -> NodeMemory:

@@ -89,13 +89,17 @@ def without_cached_casts() -> Iterator[None]:
         yield
         return
     before = torch.is_autocast_cache_enabled()
-    torch.set_autocast_cache_enabled(False)
-    torch.clear_autocast_cache()
     try:
+        torch.set_autocast_cache_enabled(False)
+        torch.clear_autocast_cache()
         yield
     finally:
-        torch.clear_autocast_cache()  # blocks inside may have kept some
-        torch.set_autocast_cache_enabled(before)
+        try:
+            torch.clear_autocast_cache()  # blocks inside may have kept some
+            torch.set_autocast_cache_enabled(before)
+        finally:  # where Ctrl-C came into the first
+            torch.clear_autocast_cache()
+            torch.set_autocast_cache_enabled(before)
 
 
 class MemoryPool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from helpers.encoder_decoder_models import (
     make_encoder_decoder,
 )
 
-from graphcore.decode import CUDAGraphAR, StaticKVCache
+from graphcore.decode import CUDAGraphAR, Sampling, StaticKVCache
 from graphcore.driver import Driver
 from graphcore.errors import ConfigurationError
 
@@ -96,10 +97,33 @@ def test_a_prompt_is_followed_by_steps_of_its_own_precision(graphcore_driver: Dr
             keys.append(runner._step.key)
         runner.generate(prompt, 2)
         assert torch.equal(runner.logits, plain)
-        assert (plain.dtype, under.dtype) == (torch.float32, torch.bfloat16)
+        assert torch.equal(under, under.bfloat16()), "the control: autocast was in force"
         assert keys == [(), (("autocast", "bfloat16"),)]
         assert_near(under, plain)
         assert not torch.equal(under.float(), plain)
+
+
+@pytest.mark.parametrize("sampled", [False, True], ids=["greedy", "sampled"])
+def test_prompts_under_autocast_and_without_it_take_turns_and_each_keeps_its_graphs(
+    graphcore_driver: Driver, sampled: bool
+) -> None:
+    prompt = make_prompt(5, device=device_of(graphcore_driver))
+    options: dict[str, Any] = {"prefill_chunk_size": 2}
+    if sampled:
+        options["sampling"] = Sampling(temperature=0.9, repetition_penalty=1.2)
+    with make_runner(graphcore_driver, capture_prefill=True, **options) as runner:
+        runner.capture(prompt)
+        logits = runner.logits
+        for turn in range(6):
+            with (
+                autocast(graphcore_driver) if turn % 2 else nullcontext(),
+                make_runner(graphcore_driver, capture=False, **options) as eager,
+            ):
+                expected = eager.generate(prompt, NEW, seed=7)
+                assert torch.equal(runner.generate(prompt, NEW, seed=7), expected)
+                assert torch.equal(runner.logits, eager.logits.to(runner.logits.dtype))
+            assert runner.logits is logits
+        assert runner.captures == 4, "a step and a chunk, of each precision"
 
 
 @pytest.mark.parametrize("how", ["captured chunks", "one launch", "padded"])

@@ -246,6 +246,46 @@ def test_an_old_stream_does_not_end_the_generation_after_it(
     kept.close()
 
 
+@pytest.mark.parametrize("how", ["another stream", "closed"])
+def test_a_stream_that_was_never_read_gives_no_tokens_of_the_generation_after_it(
+    runner: CUDAGraphAR, prompt: torch.Tensor, expected: torch.Tensor, how: str
+) -> None:
+    old = runner.stream_in_one_launch(prompt, NEW)
+    if how == "closed":
+        runner.close()
+        with pytest.raises(LifecycleError, match="another call on this runner has ended"):
+            next(old)
+        return
+    new = runner.stream_in_one_launch(prompt.flip(1), NEW)
+    with pytest.raises(LifecycleError, match="another call on this runner has ended"):
+        next(old)
+    right = eager_tokens(runner.model, prompt.flip(1), NEW)[0, PROMPT:]
+    assert torch.equal(torch.stack(list(new), dim=1)[0], right.cpu())
+    assert_works(runner, prompt, expected)
+
+
+@pytest.mark.parametrize("at", [2, NEW], ids=["a token between", "the last token"])
+@pytest.mark.parametrize("call", ["generate", "replay"])
+@pytest.mark.parametrize("captured", [True, False], ids=["captured", "eager"])
+def test_what_on_token_decodes_on_the_same_runner_is_never_taken_for_the_generation(
+    graphcore_driver: Driver, captured: bool, call: str, at: int
+) -> None:
+    device = device_of(graphcore_driver)
+    model, prompt, count = make_model(device=device), make_prompt(PROMPT, device=device), 0
+    with CUDAGraphAR(model, max_seq_len=32, driver=graphcore_driver, capture=captured) as runner:
+
+        def on_token(_: torch.Tensor) -> None:
+            nonlocal count
+            count += 1
+            if count == at:
+                runner.replay() if call == "replay" else runner.generate(prompt.flip(1), NEW + 2)
+
+        with pytest.raises(LifecycleError, match="another call on this runner has ended"):
+            runner.generate_in_one_launch(prompt, NEW, on_token=on_token)
+        assert count == at
+        assert_works(runner, prompt, eager_tokens(model, prompt, NEW)[0, PROMPT:].cpu())
+
+
 def test_a_cache_that_is_reset_under_a_stream_needs_a_prompt_again(
     runner: CUDAGraphAR, prompt: torch.Tensor, expected: torch.Tensor
 ) -> None:

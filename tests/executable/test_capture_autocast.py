@@ -8,12 +8,16 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.interrupts import press_at
 from helpers.tensors import device_of, replay
 
 import graphcore
 from graphcore import Graph
 from graphcore.driver import Driver
 from graphcore.executable import capture_place
+from graphcore.interop.torch import without_cached_casts
+
+_FILES = ("interop/torch.py",)
 
 
 class Product:
@@ -140,3 +144,17 @@ def test_a_capture_that_fails_gives_the_casts_back(product: Product) -> None:
         with torch.autocast(torch.device(product.device).type, torch.bfloat16, cache_enabled=False):
             product.captured()
             assert not torch.is_autocast_cache_enabled()
+
+
+def test_ctrl_c_at_any_line_leaves_the_casts_of_autocast_switched_on_and_none_of_a_capture() -> (
+    None
+):
+    def step() -> None:
+        with without_cached_casts(), torch.autocast("cpu", torch.bfloat16, cache_enabled=True):
+            pass
+
+    places, _ = press_at(0, step, _FILES)
+    for number in range(1, places + 1):
+        _, where = press_at(number, step, _FILES)
+        assert torch.is_autocast_cache_enabled(), where
+    assert places > 8

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import gc
+import threading
+import time
 import weakref
 
 import pytest
 import torch
-from helpers.contract import Bench
+from helpers.contract import Bench, in_thread
 from helpers.kernels import add_one, set_value
 from helpers.tensors import cuda_driver, filled
 
 import graphcore
 from graphcore import Graph, LifecycleError
-from graphcore.driver import Driver
+from graphcore.driver import CaptureMode, Driver
 from graphcore.driver.emulated import EmulatedDriver
 from graphcore.driver.emulated.execution import BYTES_PER_NODE
 from graphcore.driver.records import AllocParams, ChildParams, FreeParams
@@ -65,6 +67,39 @@ def test_measuring_inside_a_capture_is_refused_and_leaves_it_whole(
             node_memory(graphcore_driver)
         x.add_(1)
     assert len(capture.graph.snapshot().nodes) == 1
+
+
+@pytest.mark.parametrize("mode", ["global", "thread_local", "relaxed"])
+def test_measuring_breaks_no_capture_of_another_thread(
+    graphcore_driver: Driver, mode: CaptureMode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calibration, "_known", weakref.WeakKeyDictionary())
+    x = filled(graphcore_driver, 1.0)
+    with graphcore.capture(driver=graphcore_driver, mode=mode) as capture:
+        assert in_thread(lambda: node_memory(graphcore_driver)).bytes_per_node > 0
+        x.add_(1)
+    assert len(capture.graph.snapshot().nodes) == 1
+
+
+def test_threads_that_ask_at_once_measure_one_after_another() -> None:
+    made = []
+
+    class Counting(EmulatedDriver):
+        def instantiate(self, graph, **options):  # type: ignore[no-untyped-def]
+            made.append(threading.get_ident())
+            time.sleep(1e-5)  # lets the other one come in between
+            return super().instantiate(graph, **options)
+
+    driver = Counting()
+    found = []
+    asking = [threading.Thread(target=lambda: found.append(node_memory(driver))) for _ in range(2)]
+    for each in asking:
+        each.start()
+    for each in asking:
+        each.join()
+    assert found[0] is found[1]
+    assert len(made) == 100
+    assert len(set(made)) == 1
 
 
 def test_a_failure_while_measuring_leaves_nothing() -> None:
