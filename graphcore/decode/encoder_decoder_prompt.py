@@ -170,6 +170,11 @@ def _checked_mask(
             f"attention_mask: expected the shape of {main} {list(ids.shape[:2])}, got "
             f"{list(mask.shape)}"
         )
+    if not bool(((mask == 0) | (mask == 1)).all()):  # one that is added has zeros for what counts
+        raise ConfigurationError(
+            "attention_mask: expected ones for tokens and zeros for padding, as a tokenizer gives, "
+            "got other values"
+        )
     empty = (mask != 0).any(dim=1).logical_not().nonzero().flatten().tolist()
     if empty:
         raise ConfigurationError(

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from graphcore.decode.runner import CUDAGraphAR
-from graphcore.errors import PlanError
+from graphcore.errors import ConfigurationError, PlanError
 
 _log = logging.getLogger("graphcore")
 
@@ -43,7 +43,14 @@ def decode_whole(
         one_launch: Whether in one launch.
         poll_every: As of :meth:`CUDAGraphAR.generate`; one launch ends by itself.
         options: As of :meth:`CUDAGraphAR.generate`.
+
+    Raises:
+        ConfigurationError: An option of one of the two ways alone, or ``keep_cache``: where one
+            launch is impossible, the prompt is forwarded a second time.
     """
+    for name in ("keep_cache", "on_token"):
+        if name in options:
+            raise ConfigurationError(f"{name}: a whole generation takes no such input")
     reason = None
     if one_launch:
         try:

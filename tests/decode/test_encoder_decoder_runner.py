@@ -433,6 +433,11 @@ _refused: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         ConfigurationError,
         r"attention_mask: expected the shape of input_ids \[2, 4\]",
     ),
+    "a mask that is added": (
+        {"input_ids": _ids(2, 4), "attention_mask": torch.tensor([[0.0] * 4, [0.0, 0, 0, -1e9]])},
+        ConfigurationError,
+        "attention_mask: expected ones for tokens and zeros for padding",
+    ),
     "a row of padding": (
         {"input_ids": _ids(2, 4), "attention_mask": torch.tensor([[1] * 4, [0] * 4])},
         ConfigurationError,

@@ -14,6 +14,7 @@ from helpers.encoder_decoder_models import eager_ids, encoder_inputs, make_encod
 from graphcore.decode import CUDAGraphAR, DecodeBuckets, Guidance, Sampling, generate
 from graphcore.decode.captured_step import CapturedStep
 from graphcore.driver import Driver, active
+from graphcore.errors import ConfigurationError
 from graphcore.executable import GraphExec
 
 NEW = 9
@@ -153,6 +154,23 @@ def test_buckets_say_why_they_did_not_decode_in_one_launch(graphcore_driver: Dri
         result = eager.generate(prompt, NEW, one_launch=True)
     assert (result.execution, result.reason) == ("eager", "capture=False")
     assert torch.equal(result.ids, eager_tokens(model, prompt, NEW))
+
+
+@pytest.mark.parametrize("option", ["keep_cache", "on_token"])
+def test_what_would_differ_where_one_launch_is_impossible_is_refused_either_way(
+    buckets: DecodeBuckets, option: str
+) -> None:
+    runner = buckets.runner(buckets.buckets[0])
+    prompt = make_prompt(5, batch=4, device=str(runner.cache.device))
+    given: Any = {option: True}
+    for one_launch in (True, False):
+        with pytest.raises(ConfigurationError, match=f"{option}: "):
+            buckets.generate(prompt, NEW, one_launch=one_launch, **given)
+        with pytest.raises(ConfigurationError, match=f"{option}: "):
+            generate(
+                runner.model, prompt, NEW, one_launch=one_launch, driver=buckets.driver, **given
+            )
+    assert torch.equal(buckets.generate(prompt, NEW).ids, eager_tokens(runner.model, prompt, NEW))
 
 
 # ---- after every kind of generation -------------------------------------------------------------
