@@ -148,13 +148,20 @@ class CaptureError(LifecycleError):
         message: What failed and what to do about it.
         code: Name of the CUDA error behind it (searchable), or None where the rule is ours.
         location: ``"file:line"`` of the Python line inside the capture that failed, where known.
+        may_pass: Whether it may be another thread's doing, so that a second try may succeed.
     """
 
     def __init__(
-        self, message: str, *, code: str | None = None, location: str | None = None
+        self,
+        message: str,
+        *,
+        code: str | None = None,
+        location: str | None = None,
+        may_pass: bool = False,
     ) -> None:
         self.code = code
         self.location = location
+        self.may_pass = may_pass
         super().__init__(message)
 
 

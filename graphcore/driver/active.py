@@ -1,9 +1,10 @@
 """The captures under way, what must wait until they are over, and what went wrong meanwhile.
 
-The one thread-local of graphcore: each thread has its stack of captures. It guarantees that an
+The one thread-local of graphcore: each thread has its stack of captures, and of streams in use. An
 action given to :func:`when_idle` runs only while no capture of ours is under way on any thread:
 destroying an executable inside a capture breaks it, and in "global" mode any thread's does. A
-capture that begins waits for actions that other threads have already begun.
+capture that begins waits for actions that other threads have already begun, and for their
+:func:`outside_captures`.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ import threading
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
+from typing import Any
 
 from graphcore.driver.records import StreamHandle
-from graphcore.errors import CudaError, GraphcoreWarning
+from graphcore.errors import CudaError, GraphcoreWarning, LifecycleError
 
 _log = logging.getLogger("graphcore")
 
@@ -39,12 +42,14 @@ class Trouble:
         thread: Name of the thread that did it.
         frames: (file, line) of its stack, the innermost first.
         code: The CUDA error's name, where there was one.
+        number: Of the thread.
     """
 
     what: str
     thread: str
     frames: tuple[tuple[str, int], ...]
     code: str | None = None
+    number: int = field(default_factory=threading.get_ident)
 
 
 @dataclass(eq=False, slots=True)
@@ -55,6 +60,7 @@ class ActiveCapture:
     whose block is open. ``name`` says where the capture was begun. ``owners`` are (object, label)
     that the graph must keep alive; :func:`keep` adds to them. ``breaks_on_legacy_work``: its stream
     orders with the legacy one, where work would break it. ``troubles``: see :func:`note`.
+    ``is_waiting``: it has not begun, because another thread is not ready for it.
     """
 
     driver: object
@@ -64,22 +70,24 @@ class ActiveCapture:
     owners: list[tuple[object, str]] = field(default_factory=list)
     breaks_on_legacy_work: bool = False
     troubles: list[Trouble] = field(default_factory=list)
+    is_waiting: bool = False
 
 
 class _ThreadCaptures(threading.local):
     def __init__(self) -> None:
         self.stack: list[ActiveCapture] = []
+        self.used: list[tuple[Any, StreamHandle]] = []
 
 
 class _Turn:
-    """A thread that runs what waited; it counts for as long as the frame that holds this."""
+    """A thread beside which no capture begins, for as long as the frame that holds this."""
 
     def __init__(self) -> None:
         self.thread = threading.get_ident()
 
 
 class _Waiting:
-    """Actions that wait, the captures they wait for, and the threads that run one just now.
+    """Actions that wait, the captures they wait for, and the threads beside which none may begin.
 
     Ctrl-C may come between any two calls: a turn whose frame it has left counts no more, and the
     lock is held by itself, because the exit of a Condition is a function that it could leave.
@@ -105,11 +113,27 @@ class _Waiting:
             self.turns.discard(turn)
             self.changed.notify_all()
 
-    def begin(self, capture: ActiveCapture) -> None:
+    def enter(self, turn: _Turn, seconds: float) -> None:
+        """Waits for captures of other threads; those that would begin wait for ``turn``."""
+        with self.lock:
+            self.turns.add(turn)
+            if not self.changed.wait_for(lambda: not self._begun(), seconds):
+                raise LifecycleError(
+                    f"expected no capture under way on another thread, got {self._begun()[0].name} "
+                    f"still after {seconds:g} s, which would have been broken; nothing was done"
+                )
+
+    def _begun(self) -> list[ActiveCapture]:
+        return [capture for capture in self.captures if not capture.is_waiting]
+
+    def begin(self, capture: ActiveCapture, *, is_inner: bool = False) -> None:
         """Stops further actions, and waits for those that other threads have begun."""
         with self.lock:
+            capture.is_waiting = not is_inner  # whoever has a turn may wait for the outer one
             self.captures.append(capture)
-            if not self.changed.wait_for(self._is_quiet, _PATIENCE_SECONDS):
+            is_quiet = is_inner or self.changed.wait_for(self._is_quiet, _PATIENCE_SECONDS)
+            capture.is_waiting = False
+            if not is_quiet:
                 _log.warning(
                     "%s begins while another thread still destroys something, after %.0f s",
                     capture.name,
@@ -126,6 +150,7 @@ class _Waiting:
         with self.lock:
             if capture in self.captures:
                 self.captures.remove(capture)
+                self.changed.notify_all()
 
 
 _captures = _ThreadCaptures()
@@ -138,7 +163,7 @@ UNDER_WAY: Collection[ActiveCapture] = _waiting.captures
 def push(capture: ActiveCapture) -> None:
     """Notes that a capture begins on this thread; waits for destroys of other threads."""
     try:
-        _waiting.begin(capture)
+        _waiting.begin(capture, is_inner=bool(_captures.stack))
         _captures.stack.append(capture)
     except BaseException:  # Ctrl-C
         drop(capture)
@@ -171,6 +196,60 @@ def is_any_under_way() -> bool:
 def under_way() -> tuple[ActiveCapture, ...]:
     """The captures under way on all threads, the oldest first."""
     return tuple(_waiting.captures)
+
+
+@contextmanager
+def using(driver: Any, stream: StreamHandle) -> Iterator[None]:
+    """A block in which work of this thread that names no stream goes to ``stream``."""
+    _captures.used.append((driver, stream))
+    try:
+        yield
+    finally:
+        _captures.used.pop()
+
+
+def used_stream(driver: Any) -> StreamHandle | None:
+    """The stream of the innermost :func:`using` block for the context of ``driver``."""
+    for other, stream in reversed(_captures.used):
+        if other is driver or _is_same_context(other, driver):
+            return stream
+    return None
+
+
+def _is_same_context(one: Any, other: Any) -> bool:
+    try:
+        same_name = (one.name, one.device) == (other.name, other.device)
+        return same_name and bool(one.context_id() == other.context_id())
+    except CudaError:  # of a closed one
+        return False
+
+
+@contextmanager
+def outside_captures(seconds: float = _PATIENCE_SECONDS) -> Iterator[None]:
+    """A block beside which no other thread captures.
+
+    It waits for captures that are under way, and those that would begin wait for it. For what waits
+    for the device or works on the legacy stream: both break captures of other threads. In a capture
+    of this thread nothing is waited for: its own rules say what is allowed.
+
+    Args:
+        seconds: How long to wait.
+
+    Raises:
+        LifecycleError: Another thread still captures; nothing was done.
+    """
+    if _captures.stack:
+        yield
+        return
+    turn = _Turn()
+    try:
+        _waiting.enter(turn, seconds)
+        yield
+    finally:
+        try:
+            _waiting.done(turn)
+        finally:
+            _waiting.done(turn)  # where Ctrl-C came into the first
 
 
 def keep(owner: object, label: str = "") -> None:

@@ -7,7 +7,9 @@ to go wrong meanwhile (driver/active.py) is named.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from graphcore.driver.active import Trouble
 from graphcore.driver.codes import cuda_error, find_code
@@ -91,9 +93,12 @@ def explain_failure(
     where = f" at {location}" if location else ""
     if inner != location:
         where += f" (in {inner})"
-    cause, _ = _cause(troubles) if code == _INVALIDATED else ("", None)
+    found_cause = _cause(troubles) if code == _INVALIDATED else _Cause()
     return CaptureError(
-        f"{name} failed{where}: {_ending(rule, remedy, cause)}", code=code, location=location
+        f"{name} failed{where}: {_ending(rule, remedy, found_cause.words)}",
+        code=code,
+        location=location,
+        may_pass=found_cause.may_pass,
     )
 
 
@@ -113,28 +118,38 @@ def explain_end(
         loose: What was not joined, where that was read before the end.
     """
     code, rule, remedy = _rule_of_cuda_error(failure)
-    more, location = "", None
+    cause = _Cause()
     if code == "CUDA_ERROR_STREAM_CAPTURE_UNJOINED" and loose is not None:
-        more, location = f" Not joined: {loose.words}.", loose.location
+        cause = _Cause(f" Not joined: {loose.words}.", loose.location)
     elif code == _INVALIDATED:
-        more, location = _cause(troubles)
+        cause = _cause(troubles)
     return CaptureError(
-        f"{name} could not be ended: {_ending(rule, remedy, more)}", code=code, location=location
+        f"{name} could not be ended: {_ending(rule, remedy, cause.words)}",
+        code=code,
+        location=cause.location,
+        may_pass=cause.may_pass,
     )
 
 
-def _cause(troubles: Sequence[Trouble]) -> tuple[str, str | None]:
+class _Cause(NamedTuple):
+    words: str = ""
+    location: str | None = None
+    may_pass: bool = False
+
+
+def _cause(troubles: Sequence[Trouble]) -> _Cause:
     """What broke a capture, as far as it was seen, and where."""
     causes = [trouble for trouble in troubles if trouble.code != _INVALIDATED]
     if not causes:
-        return _UNSEEN, None
+        return _Cause(_UNSEEN, may_pass=True)
     # a refusal is certain, other notes (the garbage collector) are only suspects
     first = next((trouble for trouble in causes if trouble.code), causes[0])
     place = innermost(first.frames)
-    return (
+    return _Cause(
         f" The first thing that was seen to go wrong: {first.what}, at {place}, on thread "
         f"{first.thread!r}.",
         place,
+        may_pass=first.number != threading.get_ident(),
     )
 
 

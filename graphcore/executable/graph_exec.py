@@ -120,6 +120,10 @@ class GraphExec(RebindableExec):
             self._bind(stream)
         try:
             result = self._call()
+        except _UnboundError:  # another thread began a capture in between
+            self._unbind()
+            self.launch(stream)
+            return
         except Exception as error:
             # a driver may bind another library's call, whose own error it understands
             self._raise_launch(error)
@@ -323,5 +327,9 @@ def forget_bindings(driver: Driver) -> None:
             executable._unbind()
 
 
+class _UnboundError(Exception):
+    """A call that is bound to no stream any more; nothing was launched."""
+
+
 def _not_bound() -> None:
-    raise AssertionError("an executable launches only after it was bound to a stream")
+    raise _UnboundError

@@ -1,10 +1,13 @@
 """Work on the legacy default stream, which orders with every blocking stream of its device.
 
 A capture on a blocking stream breaks where another thread works there meanwhile: CUDA refuses the
-work, and the capture is lost besides. What graphcore itself would do there is refused before that.
+work, and the capture is lost besides. What graphcore itself would do there is refused before that,
+or waits for the capture.
 """
 
 from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
 
 from graphcore.driver import LEGACY_STREAM, Driver, Stream, active
 from graphcore.driver.records import StreamHandle
@@ -13,6 +16,7 @@ from graphcore.interop import current_stream
 from graphcore.interop.drivers import same_driver
 
 LEGACY = (0, LEGACY_STREAM)
+IMPLICIT = "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT"
 
 
 def refuse_legacy_work(driver: Driver, stream: StreamHandle, what: str) -> None:
@@ -26,14 +30,28 @@ def refuse_legacy_work(driver: Driver, stream: StreamHandle, what: str) -> None:
     if stream not in LEGACY:
         return
     for capture in active.under_way():
+        if capture.is_waiting:  # for us, perhaps
+            continue
         if capture.breaks_on_legacy_work and same_driver(driver, capture.driver):
             raise CaptureError(
                 f"{what}: expected a stream of its own, got the legacy stream, on which work would "
                 f"break {capture.name} (a blocking stream); nothing was done. What to do: name a "
                 "stream that was created, or make one the current stream; do it after the capture; "
                 "or capture with on_legacy_work='ignore'",
-                code="CUDA_ERROR_STREAM_CAPTURE_IMPLICIT",
+                code=IMPLICIT,
             )
+
+
+def turn_on(*streams: StreamHandle) -> AbstractContextManager[None]:
+    """A block for work on ``streams``; where one is the legacy stream, no other thread captures.
+
+    Raises:
+        LifecycleError: On entering: another thread still captures; see
+            :func:`graphcore.driver.active.outside_captures`.
+    """
+    if any(stream in LEGACY for stream in streams):
+        return active.outside_captures()
+    return nullcontext()
 
 
 def follow_current_stream(driver: Driver, stream: Stream) -> None:

@@ -1,7 +1,7 @@
 """Current streams: reading the one work would go to, and making ours the current one.
 
-torch comes before CuPy where both are loaded. On the emulated driver torch's CPU work has no
-stream; there the current stream is that of the capture under way, else the legacy one.
+torch comes before CuPy where both are loaded. Without either, and on the emulated driver, where
+torch's CPU work has no stream, it is that of the capture under way, else that of the block.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def current_stream(driver: Driver) -> StreamHandle:
     capture = active.current()
     if capture is not None and same_driver(driver, capture.driver):
         return capture.stream
-    return LEGACY_STREAM
+    return active.used_stream(driver) or LEGACY_STREAM
 
 
 def current_stream_holder(driver: Driver) -> object:
@@ -42,15 +42,16 @@ def current_stream_holder(driver: Driver) -> object:
 
 @contextmanager
 def use_stream(driver: Driver, stream: Any) -> Iterator[None]:
-    """Makes ``stream`` the current one of torch and CuPy, as far as they are loaded.
+    """Makes ``stream`` the current one of torch and CuPy, as far as they are loaded, and ours.
 
-    Does nothing on the emulated driver, where CPU work has no stream.
+    On the emulated driver torch's CPU work has no stream; kernels of ours go there.
 
     Raises:
         CacheTypeError: ``stream`` is not a stream.
     """
     handle = stream_handle(stream)
     with ExitStack() as stack:
+        stack.enter_context(active.using(driver, StreamHandle(handle or LEGACY_STREAM)))
         if not driver.is_emulated:
             stack.enter_context(torch.use_stream(handle, driver.device))
             stack.enter_context(cupy.use_stream(handle, driver.device))

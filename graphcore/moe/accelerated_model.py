@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from graphcore_kernels import RoutePolicy
 
-from graphcore.driver import Driver
+from graphcore.driver import Driver, active
 from graphcore.errors import ConfigurationError, LifecycleError
 from graphcore.moe.callable_step import CallableStep
 from graphcore.moe.expert_memory import ExpertMemory
@@ -193,7 +193,8 @@ class AcceleratedModel:
                     f"restore: expected the experts in slots at {each.name}, got "
                     f"{type(getattr(each.block, each.attribute)).__name__}"
                 )
-        self.driver.synchronize()
+        with active.outside_captures():
+            self.driver.synchronize()
         self._close()
         self._release_cached()
         self._memory.give_back()

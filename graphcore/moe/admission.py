@@ -137,7 +137,8 @@ class SlotAdmission:
         """What became of the newest step, after all work."""
         report = self.outputs["report"]
         assert report.driver is not None
-        data = memoryview(report.driver.read(report.address, report.nbytes)).cast("i")
+        with active.outside_captures():
+            data = memoryview(report.driver.read(report.address, report.nbytes)).cast("i")
         status, unique, misses, detail = data
         return AdmissionOutcome(RouteStatus(status), unique, misses, detail)
 

@@ -14,6 +14,7 @@ from typing import Any
 from graphcore.driver import Driver, Stream
 from graphcore.errors import ConfigurationError, LifecycleError
 from graphcore.executable import Graph, capture
+from graphcore.executable.legacy_work import turn_on
 from graphcore.interop import choose_driver, use_stream
 from graphcore.moe.coverage import NodeList
 from graphcore.moe.graph_uids import GraphUids
@@ -215,9 +216,10 @@ class CallableStep:
 @contextmanager
 def _ordered(driver: Driver, stream: Stream, side: Stream) -> Any:
     """A block whose work goes to ``side``, between what ``stream`` has and what it gets."""
-    side.wait(stream.record())
-    try:
-        with use_stream(driver, side):
-            yield
-    finally:
-        stream.wait(side.record())
+    with turn_on(stream.handle):
+        side.wait(stream.record())
+        try:
+            with use_stream(driver, side):
+                yield
+        finally:
+            stream.wait(side.record())

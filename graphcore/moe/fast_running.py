@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from time import perf_counter
 
+from graphcore.executable.legacy_work import IMPLICIT
 from graphcore.moe.fast_replay import FastReplay
 from graphcore.moe.ownership import Ownership, Refusal, Transaction
 from graphcore.moe.settling import Failure, fail
@@ -55,6 +56,8 @@ class FastRunning:
                 with log.device.around(fast.decision.kind, fast.stream):
                     fast.executable.launch(fast.stream)
         except BaseException as error:
+            if getattr(error, "code", None) == IMPLICIT:
+                return None  # nothing was launched: another thread captures
             ownership.abandon(self._owner)  # also what Ctrl-C kept from being noted
             self._note_failure(fast, error)
             raise

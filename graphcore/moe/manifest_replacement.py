@@ -71,9 +71,10 @@ def _succeed(pool: SlotPool, manifest: Manifest, owners: Mapping[str, object]) -
     plan = succession(pool.groups, manifest.groups, owners, pool.driver)
     if plan.changes_nothing:
         return
-    pool.driver.synchronize()
-    made = _make_beside(pool, plan)
-    pool.take_over(_make_in_place(pool, plan) if made is None else made)
+    with active.outside_captures():
+        pool.driver.synchronize()
+        made = _make_beside(pool, plan)
+        pool.take_over(_make_in_place(pool, plan) if made is None else made)
 
 
 def _make_beside(pool: SlotPool, plan: Succession) -> dict[str, SlotGroup] | None:

@@ -285,7 +285,7 @@ class SlotPool:
         _refuse_inside_capture("grow")
         names = self._growing(n_slots)
         if names:
-            with self._changing(names, timeout):
+            with self._changing(names, timeout), active.outside_captures():
                 # others may have grown it meanwhile
                 self._grow(n_slots)
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from graphcore_kernels.route_layout import table_shapes
 
-from graphcore.driver import Driver
+from graphcore.driver import Driver, active
 from graphcore.moe.slot_state import SlotState
 from graphcore.moe.static_tensors import StaticTensors
 from graphcore.resources.buffer import Buffer
@@ -46,7 +46,8 @@ class SlotTables:
     def read(self) -> SlotState:
         """A copy, after all work."""
         memory = self._static.memory
-        data = self.driver.read(memory.address, memory.nbytes)
+        with active.outside_captures():
+            data = self.driver.read(memory.address, memory.nbytes)
         words = {
             name: list(
                 struct.unpack_from(f"<{shape[0]}{_CODES[dtype]}", data, self._static.offsets[name])
@@ -61,7 +62,8 @@ class SlotTables:
         for name, (dtype, shape) in self._shapes.items():
             offset = self._static.offsets[name]
             struct.pack_into(f"<{shape[0]}{_CODES[dtype]}", data, offset, *state.words[name])
-        self.driver.write(self._static.memory.address, bytes(data))
+        with active.outside_captures():
+            self.driver.write(self._static.memory.address, bytes(data))
 
     def close(self) -> None:
         """Lets go of the memory; graphs that use it keep it."""

@@ -21,7 +21,7 @@ from graphcore_kernels import (
     stage_plan,
 )
 
-from graphcore.driver import Driver
+from graphcore.driver import Driver, active
 from graphcore.driver.records import MemsetParams, StreamHandle
 from graphcore.moe.product_options import ProductOptions
 from graphcore.moe.staged_copies import StagedBank, StagedCopies
@@ -76,7 +76,9 @@ class StagedPass:
         self.combine.launch(stream)
 
     def _read_hits(self, driver: Driver) -> list[int]:
-        listed = struct.iter_unpack("<i", driver.read(self.experts.address, self.experts.nbytes))
+        with active.outside_captures():
+            data = driver.read(self.experts.address, self.experts.nbytes)
+        listed = struct.iter_unpack("<i", data)
         return [expert for (expert,) in listed if expert >= 0]
 
 

@@ -8,12 +8,13 @@ is at the step before: nothing here waits for it.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from time import perf_counter
 
 from graphcore.errors import CapacityError, CaptureError, CudaError, LifecycleError
 from graphcore.executable import Graph, UpdateStatus
+from graphcore.executable.legacy_work import turn_on
 from graphcore.moe.decision import Decision
 from graphcore.moe.device_times import DeviceTimes
 from graphcore.moe.entry_state import CaptureState, EntryState
@@ -23,7 +24,7 @@ from graphcore.moe.resource_fingerprint import ResourceFingerprint
 from graphcore.moe.settling import Failure, fail, settle
 from graphcore.moe.step_facts import StepFacts
 from graphcore.moe.step_record import StepPart, StepSeconds
-from graphcore.moe.variant_table import Variant, VariantTable
+from graphcore.moe.variant_table import NotCapturableError, Variant, VariantTable
 from graphcore.moe.witnesses import Witnesses
 
 
@@ -82,10 +83,6 @@ class Attempt:
         self.variant.state = settle(self.variant.state, self.decision, self.facts.call, captured)
 
 
-class NotCapturableError(Exception):
-    """No graph of the step can be made as it is; the step can still run."""
-
-
 class StepDoing:
     """Does what attempts have decided.
 
@@ -119,7 +116,7 @@ class StepDoing:
             except NotCapturableError as error:
                 # nothing was launched, and the captured work has not run
                 attempt.decision = attempt.decision.turned(Reason.NOT_CAPTURABLE, str(error))
-                attempt.variant.obstacle = attempt.facts.step.uid, str(error)
+                attempt.variant.note_obstacle(attempt.facts.step.uid, error)
                 if not attempt.variant.state.after(attempt.decision.retention).capture:
                     self._table.drop(attempt.variant)
         if kind is Kind.REPLAY:
@@ -128,10 +125,15 @@ class StepDoing:
             self._run(attempt)
         attempt.commit()
 
-    def _timed(self, attempt: Attempt) -> AbstractContextManager[None]:
-        if self._device is None:
-            return nullcontext()
-        return self._device.around(attempt.decision.kind, attempt.facts.step.stream)
+    @contextmanager
+    def _timed(self, attempt: Attempt) -> Iterator[None]:
+        """A block for the work of a step: timed, and where it may break no capture."""
+        stream = attempt.facts.step.stream
+        timed = (
+            self._device.around(attempt.decision.kind, stream) if self._device else nullcontext()
+        )
+        with turn_on(stream.handle), timed:
+            yield
 
     # ---- without a graph -----------------------------------------------------------------------
 
@@ -216,7 +218,7 @@ class StepDoing:
                 return step.work.capture(step.stream, rows_by_kernel=self._rows_by_kernel)
         except CaptureError as error:
             if error.code is None or "STREAM_CAPTURE" in error.code:
-                raise NotCapturableError(str(error)) from error
+                raise NotCapturableError(str(error), may_pass=error.may_pass) from error
             attempt.failure = Failure.DRIVER
             raise
         except CudaError:

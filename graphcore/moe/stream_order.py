@@ -6,9 +6,10 @@ waits, on the device, for all that the last one's stream had by then.
 
 from __future__ import annotations
 
-from graphcore.driver import Driver, Stream
+from graphcore.driver import Driver, Stream, active
 from graphcore.driver.records import StreamHandle
 from graphcore.errors import CudaError, LifecycleError
+from graphcore.executable.legacy_work import turn_on
 
 
 class StreamOrder:
@@ -30,11 +31,16 @@ class StreamOrder:
         if last is None or last.handle == stream.handle:
             self._last, self.handle = stream, stream.handle
             return
+        with turn_on(last.handle, stream.handle):
+            self._follow(last, stream)
+        self._last, self.handle = stream, stream.handle
+
+    def _follow(self, last: Stream, stream: Stream) -> None:
         try:
             event = last.record()
         except (CudaError, LifecycleError):
             # the last one's stream is gone, and its work may not be over
-            self._driver.synchronize()
+            with active.outside_captures():
+                self._driver.synchronize()
         else:
             stream.wait(event)
-        self._last, self.handle = stream, stream.handle

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 
-from graphcore.driver import Driver, Stream
+from graphcore.driver import Driver, Stream, active
 from graphcore.driver.records import CopyOperand, MemcpyParams, MemoryKind
 from graphcore.moe.decode_overlap import INPUT_BUFFERS
 from graphcore.resources.pinned import PinnedMemory
@@ -57,7 +57,11 @@ class TurnBuffer:
         """
         if self._is_copying:
             # without its event nobody knows where the copy stands
-            (self._event if self._is_recorded else self._driver).synchronize()
+            if self._is_recorded:
+                self._event.synchronize()
+            else:
+                with active.outside_captures():
+                    self._driver.synchronize()
             self._is_copying = False
 
     @property

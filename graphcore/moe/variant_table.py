@@ -25,6 +25,20 @@ _KEPT = 256
 FastName = tuple[int, int, Phase | None]
 """Of a replay: the id of its work, rows of prompts, and the phase that was given."""
 _MOST_UNCAPTURED = 1024
+_MOST_BROKEN = 8
+
+
+class NotCapturableError(Exception):
+    """No graph of a step can be made as it is; the step can still run.
+
+    Args:
+        words: Why.
+        may_pass: Whether another try may succeed: it may have been another thread that broke it.
+    """
+
+    def __init__(self, words: str, *, may_pass: bool = False) -> None:
+        self.may_pass = may_pass
+        super().__init__(words)
 
 
 class Variant:
@@ -36,9 +50,10 @@ class Variant:
         use: Its executable; None where it has none.
         fast: Under which name its replay is kept; None: it has to be looked at.
         obstacle: (uid, why a graph of it could not be made): true as long as the uid is.
+        broken: How many captures in a row other threads may have broken.
     """
 
-    __slots__ = ("fast", "key", "obstacle", "state", "use")
+    __slots__ = ("broken", "fast", "key", "obstacle", "state", "use")
 
     def __init__(self, key: LookupKey) -> None:
         self.key = key
@@ -46,11 +61,18 @@ class Variant:
         self.use: EntryUse | None = None
         self.fast: FastName | None = None
         self.obstacle: tuple[int, str] | None = None
+        self.broken = 0
 
     def obstacle_of(self, uid: int) -> str:
         """Why no graph of it as it is now can be made; "" where nobody knows of anything."""
         found = self.obstacle
         return found[1] if found is not None and uid and found[0] == uid else ""
+
+    def note_obstacle(self, uid: int, error: NotCapturableError) -> None:
+        """Remembers why there is no graph of it; not the first times where that may pass."""
+        self.broken += 1
+        if not error.may_pass or self.broken >= _MOST_BROKEN:
+            self.obstacle, self.broken = (uid, str(error)), 0
 
     def __repr__(self) -> str:
         words = "captured" if self.use is not None else "not captured"
@@ -110,6 +132,7 @@ class VariantTable:
             self.cache.evict(variant.key)  # what an interrupt may have left there
         self.cache.get_or_build(variant.key, build)
         variant.use = self.cache.use(variant.key)
+        variant.broken = 0
 
     def renew(self, variant: Variant, graph: Graph) -> Renewal:
         """Puts ``graph`` behind the executable; raises as ``GraphCache.renew``."""

@@ -202,7 +202,8 @@ class Buffer:
         import numpy
 
         ref, driver = self._contents("read")
-        data = driver.read(ref.address, ref.nbytes) if ref.size else b""
+        with active.outside_captures():
+            data = driver.read(ref.address, ref.nbytes) if ref.size else b""
         array = numpy.frombuffer(data, DTYPES[ref.dtype].numpy).reshape(ref.shape)
         return array.copy()
 
@@ -227,7 +228,8 @@ class Buffer:
                 f"{array.shape}"
             ) from None
         if ref.size:
-            driver.write(ref.address, data.tobytes())
+            with active.outside_captures():
+                driver.write(ref.address, data.tobytes())
 
     def _contents(self, what: str) -> tuple[TensorRef, Driver]:
         ref = self._live()

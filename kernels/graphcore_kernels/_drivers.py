@@ -2,9 +2,9 @@
 
 The stream, in order: the one that was passed; the capture under way on this thread, or the current
 stream of torch or CuPy where a fork of theirs joined that capture; their current stream, CuPy's for
-CuPy arrays, else torch's where it is in use, else CuPy's; the legacy stream. The driver is the
-stream's, the capture's or a buffer's, else one kept for the device. CPU tensors are the emulated
-driver's memory.
+CuPy arrays, else torch's where it is in use, else CuPy's; that of graphcore's ``use_stream``; the
+legacy stream. The driver is the stream's, the capture's or a buffer's, else one kept for the
+device. CPU tensors are the emulated driver's memory.
 """
 
 from __future__ import annotations
@@ -84,7 +84,8 @@ def choose_place(stream: Any, operands: Sequence[Operand], chosen: Driver | None
     if capture is None:
         driver = choose_driver(operands, chosen)
         streams = _library_streams(driver, operands)
-        return Place(driver, next(streams, LEGACY_STREAM))
+        handle = next(streams, None) or active.used_stream(driver)
+        return Place(driver, handle or LEGACY_STREAM)
     assert isinstance(capture.driver, Driver)
     _check_home("capture", capture.driver, operands[0])
     for fork in _library_streams(capture.driver, operands):

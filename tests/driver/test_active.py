@@ -14,7 +14,7 @@ from graphcore.driver.active import ActiveCapture
 from graphcore.driver.codes import cuda_error
 from graphcore.driver.emulated import EmulatedDriver
 from graphcore.driver.records import StreamHandle
-from graphcore.errors import GraphcoreWarning
+from graphcore.errors import GraphcoreWarning, LifecycleError
 
 
 def _capture(name: str = "a capture") -> ActiveCapture:
@@ -182,3 +182,87 @@ def test_only_the_first_troubles_are_kept_and_none_outside_a_capture() -> None:
     active.pop()
     active.note("after")
     assert [trouble.what for trouble in capture.troubles] == [f"trouble {n}" for n in range(8)]
+
+
+# ---- blocks beside which no other thread captures ----------------------------------------------
+
+
+def test_a_block_outside_captures_waits_for_one_that_another_thread_has_under_way() -> None:
+    order: list[str] = []
+
+    def block() -> None:
+        with active.outside_captures():
+            order.append("block")
+
+    active.push(_capture())
+    thread = threading.Thread(target=block)
+    thread.start()
+    thread.join(0.05)
+    assert thread.is_alive()
+    order.append("over")
+    active.pop()
+    thread.join(10)
+    assert order == ["over", "block"]
+
+
+def test_a_capture_begins_behind_the_block_of_another_thread_and_is_none_until_then() -> None:
+    order: list[str] = []
+
+    def capture() -> None:
+        _begin_and_look(lambda: order.append("capture"))
+
+    with active.outside_captures():
+        thread = threading.Thread(target=capture)
+        thread.start()
+        thread.join(0.05)
+        # it waits for us, so that a block inside this one must not wait for it
+        assert [each.is_waiting for each in active.under_way()] == [True]
+        with active.outside_captures(0.0):
+            order.append("block")
+    thread.join(10)
+    assert order == ["block", "capture"]
+
+
+def test_a_block_inside_a_capture_of_its_own_thread_waits_for_nothing() -> None:
+    def look() -> bool:
+        with active.outside_captures(0.0):
+            return active.current() is not None
+
+    assert _begin_and_look(look)
+
+
+def test_a_capture_that_does_not_end_is_named_and_the_block_not_entered() -> None:
+    entered: list[int] = []
+
+    def block() -> None:
+        with active.outside_captures(0.01):
+            entered.append(1)
+
+    active.push(_capture("the capture of somebody"))
+    try:
+        result = in_thread(_error_of(block))
+    finally:
+        active.pop()
+    assert "the capture of somebody" in str(result)
+    assert "nothing was done" in str(result)
+    assert not entered
+
+
+def _error_of(block: Callable[[], None]) -> Callable[[], object]:
+    def run() -> object:
+        try:
+            block()
+        except LifecycleError as error:
+            return error
+        return None
+
+    return run
+
+
+def test_a_stream_in_use_is_that_of_the_innermost_block_for_the_device() -> None:
+    driver = EmulatedDriver()
+    assert active.used_stream(driver) is None
+    with active.using(driver, StreamHandle(7)), active.using(driver, StreamHandle(8)):
+        assert active.used_stream(driver) == 8
+        assert in_thread(lambda: active.used_stream(driver)) is None
+    assert active.used_stream(driver) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 
 import pytest
@@ -11,9 +12,10 @@ from helpers.contract import in_thread
 from helpers.tensors import filled, poisoned, replay, replayed
 
 import graphcore
-from graphcore import CaptureError, Graph, LifecycleError, OutputGuard, StaticInputs
+from graphcore import CaptureError, CudaError, Graph, LifecycleError, OutputGuard, StaticInputs
 from graphcore.driver import LEGACY_STREAM, Driver
 from graphcore.driver.emulated import EmulatedDriver
+from graphcore.executable.graph_exec import forget_bindings
 
 
 def test_a_function_is_warmed_up_and_captured_while_another_thread_captures(
@@ -216,3 +218,61 @@ def replayed_in_place(graph: Graph, x: torch.Tensor) -> list[float]:
         replay(executable)
     values: list[float] = x.tolist()
     return values
+
+
+def test_a_launch_that_another_threads_capture_unbinds_in_between_runs_once() -> None:
+    driver = EmulatedDriver()
+    x = filled(driver, 1.0)
+    with graphcore.capture(driver=driver) as capturing:
+        x.add_(1)
+    executable, stream = capturing.graph.instantiate(), driver.stream()
+    executable.launch(stream)
+    bound = executable._call
+
+    def begun_meanwhile() -> object:
+        # what a capture of another thread does between our look at the stream and our call
+        forget_bindings(driver)
+        return executable._call()
+
+    executable._call = begun_meanwhile
+    executable.launch(stream)
+    # and where it comes while the call is being bound: the stream is noted, the call is not there
+    forget_bindings(driver)
+    executable._bound_stream = stream
+    executable.launch(stream)
+    assert x.tolist() == [4.0] * 4
+    assert executable._call is not bound
+
+
+def swallowed_in_thread(driver: EmulatedDriver) -> None:
+    in_thread(driver.synchronize)
+
+
+def unseen(driver: EmulatedDriver) -> None:
+    (capture,) = driver._machine.captures._active
+    capture.is_invalid = True
+
+
+@pytest.mark.parametrize(
+    ("breaks", "may_pass"),
+    [
+        pytest.param(lambda driver: driver.synchronize(), False, id="the thread itself"),
+        pytest.param(swallowed_in_thread, True, id="another thread"),
+        pytest.param(unseen, True, id="nobody knows"),
+    ],
+)
+def test_an_error_says_whether_another_try_may_succeed(
+    breaks: Callable[[EmulatedDriver], object], may_pass: bool
+) -> None:
+    driver = EmulatedDriver()
+    x = filled(driver, 1.0)
+
+    def broken() -> None:
+        with suppress(CudaError):
+            breaks(driver)
+        x.add_(1)
+
+    with pytest.raises(CaptureError) as caught, graphcore.capture(driver=driver):
+        broken()
+    assert caught.value.code == "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED"
+    assert caught.value.may_pass is may_pass

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from graphcore_kernels import strided_copy
 from helpers.tensors import cuda_driver, filled
+from helpers.threads import in_thread
 
 import graphcore
 from graphcore import CacheTypeError
 from graphcore.driver import LEGACY_STREAM, Driver
 from graphcore.driver.emulated import EmulatedDriver
 from graphcore.interop import cupy, current_stream, torch, use_stream
+from graphcore.resources.buffer import Buffer
 
 
 def test_the_current_stream_of_the_emulated_driver_is_the_captures(
@@ -28,6 +32,36 @@ def test_the_current_stream_of_the_emulated_driver_is_the_captures(
         assert current_stream(graphcore_driver) == capture.stream.handle
         assert current_stream(other) == LEGACY_STREAM
     assert current_stream(graphcore_driver) == LEGACY_STREAM
+
+
+def test_a_stream_in_use_is_the_current_one_without_a_library_too() -> None:
+    driver = EmulatedDriver()
+    stream = driver.stream()
+    x, y = (Buffer.allocate((4,), "float32", driver=driver) for _ in range(2))
+    x.write(3.0)
+    with use_stream(driver, stream):
+        assert current_stream(driver) == stream.handle
+        # a kernel that names no stream: on the legacy one it would break this capture
+        with in_capture_of_another_thread(driver):
+            strided_copy(y, x)
+    assert current_stream(driver) == LEGACY_STREAM
+    assert y.read().tolist() == [3.0] * 4
+
+
+@contextmanager
+def in_capture_of_another_thread(driver: Driver) -> Iterator[None]:
+    begun, over = threading.Event(), threading.Event()
+
+    def capture() -> None:
+        with graphcore.capture(driver=driver):
+            begun.set()
+            assert over.wait(10)
+
+    with in_thread(capture) as result:
+        assert begun.wait(10)
+        yield
+        over.set()
+    assert result == [None]
 
 
 def test_what_is_no_stream_cannot_be_used(graphcore_driver: Driver) -> None:
