@@ -210,6 +210,7 @@ def using(driver: Any, stream: StreamHandle) -> Iterator[None]:
 
 def used_stream(driver: Any) -> StreamHandle | None:
     """The stream of the innermost :func:`using` block for the context of ``driver``."""
+    stream: StreamHandle
     for other, stream in reversed(_captures.used):
         if other is driver or _is_same_context(other, driver):
             return stream
