@@ -98,8 +98,17 @@ class Fence:
         """Records the event where the stream is there; False where that would break a capture."""
         if not is_alive(self._stream, self._handle):
             return True
-        if self._handle in _DEFAULT_STREAMS and active.is_any_under_way():
+        if self._handle not in _DEFAULT_STREAMS:
+            return self._record_now()
+        if active.is_any_under_way():
             return False  # work on the legacy stream breaks captures of blocking streams
+        try:
+            with active.outside_captures(0.0):  # none begins meanwhile
+                return self._record_now()
+        except LifecycleError:
+            return False
+
+    def _record_now(self) -> bool:
         if self._driver.capture_status(self._handle).state is not CaptureState.NONE:
             return False  # the event would become part of the capture
         event = self._driver.event()

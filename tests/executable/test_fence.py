@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from typing import Any
+
 import pytest
 from helpers.contract import Bench, in_thread
 from helpers.kernels import add_one
@@ -10,7 +13,7 @@ from helpers.tensors import cuda_driver
 
 import graphcore
 from graphcore import GraphExec, LifecycleError
-from graphcore.driver import Driver
+from graphcore.driver import Driver, Event
 from graphcore.driver.emulated import EmulatedDriver
 
 
@@ -172,3 +175,37 @@ def test_a_fence_is_behind_a_kernel_that_still_runs(streams: int) -> None:
     assert bench.get(x, 1) == [7.0]
     executable.close()
     bench.close()
+
+
+class BegunBetween(EmulatedDriver):
+    """A driver on which another thread begins a capture just before a fence records its event."""
+
+    thread: threading.Thread | None = None
+
+    def event(self, **more: Any) -> Event:
+        if self.thread is not None and not self.thread.is_alive():
+            self.thread.start()
+            self.thread.join(0.05)
+        return super().event(**more)
+
+
+def test_no_capture_begins_between_the_look_and_the_record_on_the_legacy_stream() -> None:
+    driver = BegunBetween()
+    bench = Bench(driver)
+    executable = adding(bench)
+    executable.launch(1)
+    graphs, may_end = [], threading.Event()
+
+    def capture() -> None:
+        with graphcore.capture(driver=driver) as capturing:
+            assert may_end.wait(10)
+        graphs.append(capturing.graph)
+
+    driver.thread = threading.Thread(target=capture)
+    fence = executable.fence()
+    thread, driver.thread = driver.thread, None
+    may_end.set()
+    thread.join(10)
+    assert fence is not None
+    assert fence.has_passed()
+    assert len(graphs) == 1
