@@ -373,13 +373,22 @@ class CUDAGraphAR(Holding, Generating, NotCopied):
 
     def _replay_forced(self, token: int | torch.Tensor) -> torch.Tensor:
         self._end_flight()
-        if self._limit < 0 and self._may_force:
-            self._arm_behind_others()
-        self._checked_seen()
-        self._step.force(prompt.check_token(self._step.forward, token))
+        is_behind_others = self._limit < 0 and self._may_force
+        if not is_behind_others:
+            self._checked_seen()
+        checked = prompt.check_token(self._step.forward, token)
+        held, why = self.cache.seen_tokens, self._why_not
         try:
+            if is_behind_others:
+                self._arm_behind_others()
+                self._checked_seen()
+            self._step.force(checked)
             return self.replay()
         except BaseException:
+            if is_behind_others and self._limit >= 0 and self._state.seen == held:
+                # nothing was decoded: the logits still belong to nothing
+                self._disarm(why)
+                self._may_force = True
             self._step.forget_forced()
             raise
 

@@ -51,6 +51,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.model = make(self.family, device=self.device)
         self.caches = [[self._cache(at) for at in range(CACHES)] for _ in range(2)]
         self.inputs: dict[int, dict[str, Any]] = {}
+        self.texts: dict[int, torch.Tensor] = {}
         self.at = 0
         self.ends: tuple[int, ...] = ()
 
@@ -76,6 +77,16 @@ class AnyOrder(RuleBasedStateMachine):
     def _runner(self, which: int) -> CUDAGraphAR:
         how = {"capture": False} if which else self.captured
         return CUDAGraphAR(self.model, self.caches[which][self.at], **self.options, **how)
+
+    def leave(self) -> None:
+        """Notes the tokens that the cache holds: a runner knows those that it has written."""
+        runner = self.runners[0]
+        self.texts[self.at] = runner._step.history[:, : runner.cache.seen_tokens].clone()
+
+    def arrive(self) -> None:
+        for runner in self.runners:
+            text = self.texts.get(self.at, runner._step.history[:, :0])
+            runner._step.history[:, : text.shape[1]] = text
 
     def both(self, call: Callable[[CUDAGraphAR, int], Any]) -> list[Any]:
         """What the call gives, or the kind of its error; the same of both."""
@@ -166,8 +177,10 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(at=caches)
     def use(self, at: int) -> None:
+        self.leave()
         self.both(lambda runner, which: runner.use(self.caches[which][at]) and None)
         self.at = at
+        self.arrive()
 
     @rule()
     def reset(self) -> None:
@@ -179,11 +192,13 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule()
     def close_and_make_anew(self) -> None:
+        self.leave()
         for which, runner in enumerate(self.runners):
             runner.close()
             with pytest.raises(LifecycleError):
                 runner.replay()
             self.runners[which] = self._runner(which)
+        self.arrive()
 
     # ---- what holds behind each of them ---------------------------------------------------------
 

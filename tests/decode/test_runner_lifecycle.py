@@ -15,6 +15,7 @@ from helpers.decode_models import device_of, eager_tokens, make_model, make_prom
 import graphcore
 from graphcore.decode import CUDAGraphAR, StaticKVCache
 from graphcore.driver import Driver, active
+from graphcore.driver.emulated import EmulatedDriver
 from graphcore.errors import (
     CapacityError,
     CaptureError,
@@ -151,6 +152,46 @@ def test_after_a_rewind_a_forced_token_continues_from_there(
         runner.replay()
     runner.replay(int(expected[0, PROMPT]))
     assert int(runner.replay()) == int(expected[0, PROMPT + 1])
+
+
+@pytest.mark.parametrize("captured", [True, False], ids=["captured", "eager"])
+@pytest.mark.parametrize("emptied", ["reset", "rewound", "another cache"])
+@pytest.mark.parametrize("token", [97, -1, 1.0], ids=str)
+def test_a_forced_token_that_is_refused_leaves_no_old_logits_to_choose_from(
+    graphcore_driver: Driver, captured: bool, emptied: str, token: Any
+) -> None:
+    model = make_model(device=device_of(graphcore_driver))
+    prompt = make_prompt(PROMPT, device=str(model.device))
+    with CUDAGraphAR(model, max_seq_len=16, driver=graphcore_driver, capture=captured) as runner:
+        runner.capture(prompt)
+        if emptied == "another cache":
+            runner.use(StaticKVCache.for_model(model, 16))
+        else:
+            runner.cache.rewind(0 if emptied == "reset" else 2)
+        for _ in range(2):
+            with pytest.raises(ConfigurationError, match="token: expected"):
+                runner.replay(token)
+            with pytest.raises(LifecycleError, match="expected a prompt"):
+                runner.replay()
+        for each in prompt[0, runner.cache.seen_tokens :]:
+            runner.replay(int(each))
+        assert int(runner.replay()) == int(eager_tokens(model, prompt, 1)[0, -1])
+
+
+def test_a_forced_token_whose_launch_fails_leaves_no_old_logits_to_choose_from() -> None:
+    driver = EmulatedDriver()
+    model, prompt = make_model(), make_prompt(PROMPT)
+    with CUDAGraphAR(model, max_seq_len=16, driver=driver) as runner:
+        runner.capture(prompt)
+        runner.cache.reset()
+        driver.faults.inject("launch_graph")
+        with pytest.raises(CudaError):
+            runner.replay(int(prompt[0, 0]))
+        with pytest.raises(LifecycleError, match="the cache was reset: expected a prompt"):
+            runner.replay()
+        for each in prompt[0]:
+            runner.replay(int(each))
+        assert int(runner.replay()) == int(eager_tokens(model, prompt, 1)[0, -1])
 
 
 # ---- capacity -----------------------------------------------------------------------------------
