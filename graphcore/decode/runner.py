@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -299,12 +298,7 @@ class CUDAGraphAR(Holding, Generating, NotCopied):
     def __enter__(self) -> CUDAGraphAR:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # ---- what the cache tells -------------------------------------------------------------------
@@ -325,8 +319,7 @@ class CUDAGraphAR(Holding, Generating, NotCopied):
         self._flight.stop()
         if self._state.seen == 0:
             self._step.sampler.forget()
-        self._disarm(f"{reason}: expected a prompt, or a forced token")
-        self._may_force = can_force
+        self._disarm(f"{reason}: expected a prompt, or a forced token", may_force=can_force)
 
     # ---- inside ---------------------------------------------------------------------------------
 
@@ -344,10 +337,10 @@ class CUDAGraphAR(Holding, Generating, NotCopied):
         self._limit = self.cache.max_seq_len
         self._may_force = False
 
-    def _disarm(self, why: str) -> None:
+    def _disarm(self, why: str, *, may_force: bool = False) -> None:
         self._limit = -1
         self._why_not = why
-        self._may_force = False
+        self._may_force = may_force
 
     def _run_eagerly(self) -> None:
         with torch.no_grad(), self._state.written_by(self):
@@ -387,8 +380,7 @@ class CUDAGraphAR(Holding, Generating, NotCopied):
         except BaseException:
             if is_behind_others and self._limit >= 0 and self._state.seen == held:
                 # nothing was decoded: the logits still belong to nothing
-                self._disarm(why)
-                self._may_force = True
+                self._disarm(why, may_force=True)
             self._step.forget_forced()
             raise
 
