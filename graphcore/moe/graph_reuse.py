@@ -28,6 +28,7 @@ from graphcore.moe.manifest_registry import ManifestRegistry
 from graphcore.moe.names import Namespace, Phase, RowSemantics
 from graphcore.moe.options import MoEOptions, OptionSetting, ResolvedOptions, resolve_options
 from graphcore.moe.pool_manifest import manifest_of
+from graphcore.moe.reuse_arguments import check_call, check_making
 from graphcore.moe.reuse_books import ReuseBooks
 from graphcore.moe.slot_pool import SlotPool
 from graphcore.moe.step_facts import Step
@@ -100,6 +101,7 @@ class GraphReuse(ReuseBooks):
         device_times: bool = False,
         observers: Iterable[Observer] = (),
     ) -> None:
+        check_making(owner, rank, patience_seconds)
         if driver is None:
             driver = default_driver() if pool is None else pool.driver
         self.driver = checked_driver(driver)
@@ -167,6 +169,7 @@ class GraphReuse(ReuseBooks):
             CaptureError: Inside a capture of this thread.
             ConfigurationError: A group that neither manifest nor pool has, or without an admission
                 although its slots serve it.
+            ConfigurationError: Rows of prompts that the step does not have, or no phase.
             LifecycleError: It failed before anything was launched (required work that cannot be
                 prepared, a corrupt plan), this is closed, or slots that must not be touched were
                 not free in time.
@@ -180,6 +183,7 @@ class GraphReuse(ReuseBooks):
                 return result
         self._refuse_closed()
         _refuse_inside_capture()
+        check_call(work.rows, phase, prompt_rows)
         self._setting.fix()
         if self._publishes and work.groups:
             self._publish(work)
@@ -301,6 +305,12 @@ class GraphReuse(ReuseBooks):
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+    def __reduce__(self) -> str:
+        raise TypeError(
+            "GraphReuse: is neither copied nor pickled, since its graphs are of this process and "
+            "would be closed twice; make another one over the same pool"
+        )
 
     def __repr__(self) -> str:
         if self._is_closed:
