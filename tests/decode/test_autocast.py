@@ -126,6 +126,27 @@ def test_prompts_under_autocast_and_without_it_take_turns_and_each_keeps_its_gra
         assert runner.captures == 4, "a step and a chunk, of each precision"
 
 
+@pytest.mark.parametrize("family", ["t5", "bart"])
+def test_encoder_prompts_under_autocast_and_without_it_take_turns_too(
+    graphcore_driver: Driver, family: str
+) -> None:
+    model = make_encoder_decoder(family, device=device_of(graphcore_driver))
+    inputs = encoder_inputs(family, batch=2, padded=2, device=str(model.device))
+    given = {"input_ids": None} | inputs | {"max_new_tokens": NEW}
+    sizes = {"max_seq_len": 32, "encoder_len": 12, "batch_size": 2, "driver": graphcore_driver}
+    with CUDAGraphAR(model, capture_first_step=True, **sizes) as runner:
+        captures = []
+        for turn in range(8):
+            with (
+                autocast(graphcore_driver) if turn % 2 else nullcontext(),
+                CUDAGraphAR(model, capture=False, **sizes) as eager,
+            ):
+                assert torch.equal(runner.generate(**given), eager.generate(**given))
+            captures.append(runner.captures)
+        # the first turn under autocast makes a buffer for its K and V, which all graphs name
+        assert captures[3:] == captures[3:4] * 5
+
+
 @pytest.mark.parametrize("how", ["captured chunks", "one launch", "padded"])
 def test_other_ways_to_decode_give_the_same_ids_under_autocast(
     graphcore_driver: Driver, how: str
