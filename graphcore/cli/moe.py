@@ -16,7 +16,7 @@ from graphcore.cli.model import INSTALL_DEMO
 from graphcore.cli.pages import check_page, say, write_page
 from graphcore.driver import Driver, open_driver
 from graphcore.errors import ConfigurationError, DriverUnavailable
-from graphcore.moe.options import resolve_options
+from graphcore.moe.decisions.options import resolve_options
 
 if TYPE_CHECKING:
     from graphcore.cli.moe_model import RandomDecoder

@@ -16,19 +16,19 @@ from graphcore_kernels import moe_grouped_gemm
 
 from graphcore.driver import Driver
 from graphcore.errors import CapacityError, ConfigurationError
-from graphcore.moe.admission import SlotAdmission
-from graphcore.moe.callable_step import CallableStep
-from graphcore.moe.decode_model import INPUT_WORDS
-from graphcore.moe.decode_overlap import Row
-from graphcore.moe.expert_memory import ExpertMemory
-from graphcore.moe.group_use import GroupUse
-from graphcore.moe.manifest_registry import ManifestRegistry
-from graphcore.moe.pool_manifest import manifest_of
-from graphcore.moe.product_options import ProductOptions
-from graphcore.moe.slot_pool import SlotPool
-from graphcore.moe.slots_needed import slots_needed
-from graphcore.moe.staged import StagedProducts, StagedStep, StagedTotals
-from graphcore.moe.staging_memory import StagingMemory
+from graphcore.moe.decisions.decode_overlap import Row
+from graphcore.moe.decisions.slots_needed import slots_needed
+from graphcore.moe.layers.product_options import ProductOptions
+from graphcore.moe.layers.staged import StagedProducts, StagedStep, StagedTotals
+from graphcore.moe.layers.staging_memory import StagingMemory
+from graphcore.moe.manifests.manifest_registry import ManifestRegistry
+from graphcore.moe.overlap.decode_model import INPUT_WORDS
+from graphcore.moe.slots.admission import SlotAdmission
+from graphcore.moe.slots.expert_memory import ExpertMemory
+from graphcore.moe.slots.group_use import GroupUse
+from graphcore.moe.slots.pool_manifest import manifest_of
+from graphcore.moe.slots.slot_pool import SlotPool
+from graphcore.moe.steps.callable_step import CallableStep
 
 _OPTIONS = ProductOptions()
 _MIB = 1024 * 1024
@@ -123,7 +123,7 @@ class _Layer:
 
 
 class RandomDecoder:
-    """The model; a :class:`graphcore.moe.decode_model.DecodeModel`. Not locked.
+    """The model; a :class:`graphcore.moe.overlap.decode_model.DecodeModel`. Not locked.
 
     Args:
         shape: Its sizes.

@@ -16,34 +16,39 @@ from graphcore.driver import Driver, Stream, active, as_stream
 from graphcore.driver.kept import default_driver
 from graphcore.errors import CaptureError, ConfigurationError, LifecycleError
 from graphcore.interop import current_stream
-from graphcore.moe.certificate import Certificate, CertificateFlag
-from graphcore.moe.coverage import CoverageRecord, Uncertified
-from graphcore.moe.device_times import DeviceTimes
-from graphcore.moe.fact_finder import FactFinder, is_disabled
-from graphcore.moe.fast_replay import FastReplay
-from graphcore.moe.fast_running import FastRunning
-from graphcore.moe.graph_uids import GraphUids
-from graphcore.moe.lookup_key import LookupKey
-from graphcore.moe.manifest_registry import ManifestRegistry
-from graphcore.moe.names import Namespace, Phase, RowSemantics
-from graphcore.moe.options import MoEOptions, OptionSetting, ResolvedOptions, resolve_options
-from graphcore.moe.pool_manifest import manifest_of
-from graphcore.moe.reuse_arguments import check_call, check_making
-from graphcore.moe.reuse_books import ReuseBooks
-from graphcore.moe.slot_pool import SlotPool
-from graphcore.moe.step_facts import Step
-from graphcore.moe.step_log import Observer, StepLog
-from graphcore.moe.step_record import StepResult
-from graphcore.moe.step_running import Given, StepRunning
-from graphcore.moe.step_work import StepWork
-from graphcore.moe.variant_table import FastName, Variant, VariantTable
+from graphcore.moe.decisions.certificate import Certificate, CertificateFlag
+from graphcore.moe.decisions.coverage import CoverageRecord, Uncertified
+from graphcore.moe.decisions.graph_uids import GraphUids
+from graphcore.moe.decisions.lookup_key import LookupKey
+from graphcore.moe.decisions.options import (
+    MoEOptions,
+    OptionSetting,
+    ResolvedOptions,
+    resolve_options,
+)
+from graphcore.moe.manifests.manifest_registry import ManifestRegistry
+from graphcore.moe.manifests.names import Namespace, Phase, RowSemantics
+from graphcore.moe.slots.pool_manifest import manifest_of
+from graphcore.moe.slots.slot_pool import SlotPool
+from graphcore.moe.steps.device_times import DeviceTimes
+from graphcore.moe.steps.fact_finder import FactFinder, is_disabled
+from graphcore.moe.steps.fast_replay import FastReplay
+from graphcore.moe.steps.fast_running import FastRunning
+from graphcore.moe.steps.reuse_arguments import check_call, check_making
+from graphcore.moe.steps.reuse_books import ReuseBooks
+from graphcore.moe.steps.step_facts import Step
+from graphcore.moe.steps.step_log import Observer, StepLog
+from graphcore.moe.steps.step_record import StepResult
+from graphcore.moe.steps.step_running import Given, StepRunning
+from graphcore.moe.steps.step_work import StepWork
+from graphcore.moe.steps.variant_table import FastName, Variant, VariantTable
 from graphcore.resources.driver_argument import checked_driver
 
 if TYPE_CHECKING:
-    from graphcore.moe.overlapped_decode import OverlappedDecode
-    from graphcore.moe.report import ReuseReport
-    from graphcore.moe.staged import StagedTotals
-    from graphcore.moe.step_trace import StepTrace
+    from graphcore.moe.layers.staged import StagedTotals
+    from graphcore.moe.overlap.overlapped_decode import OverlappedDecode
+    from graphcore.moe.reports.report import ReuseReport
+    from graphcore.moe.reports.step_trace import StepTrace
 
 _numbers = itertools.count(1)
 
@@ -57,7 +62,8 @@ class GraphReuse(ReuseBooks):
         manifests: Which manifest holds, and who uses its groups; None: a registry of its own, where
             the first step with experts publishes that of ``pool`` (:func:`manifest_of`).
         decode_boundary_overlap: 0 or 1: a changed decode graph may update the captured executable.
-        decode_overlap: 0 or 1: see :func:`graphcore.moe.decode_overlap.overlap_obstacles`.
+        decode_overlap: 0 or 1: see
+            :func:`graphcore.moe.decisions.decode_overlap.overlap_obstacles`.
         command_line: The same two, as the command has them; a keyword beats it, and it beats the
             environment (``GRAPHCORE_DECODE_BOUNDARY_OVERLAP``, ``GRAPHCORE_DECODE_OVERLAP``).
         max_entries: Graphs that stay captured; None is no limit.
@@ -271,7 +277,7 @@ class GraphReuse(ReuseBooks):
         Raises:
             CaptureError: Inside a capture.
         """
-        from graphcore.moe.report_facts import report_of
+        from graphcore.moe.reports.report_facts import report_of
 
         return report_of(self, decode, trace, staged)
 

@@ -8,15 +8,15 @@ from typing import Any
 from helpers.moe_cases import CERTIFICATE, fingerprint
 from helpers.moe_plans import plan
 
-from graphcore.moe.call_facts import CallFacts
-from graphcore.moe.certificate import CertificateFlag
-from graphcore.moe.entry_state import CaptureState, EntryState
-from graphcore.moe.expert_plan import ExpertPlan
-from graphcore.moe.names import Bind, Namespace
-from graphcore.moe.options import MoEOptions
-from graphcore.moe.plan_binding import Binding
-from graphcore.moe.property_probe import Probe, Probed, Properties
-from graphcore.moe.witnesses import OwnersMatch, Witnesses
+from graphcore.moe.decisions.call_facts import CallFacts
+from graphcore.moe.decisions.certificate import CertificateFlag
+from graphcore.moe.decisions.entry_state import CaptureState, EntryState
+from graphcore.moe.decisions.expert_plan import ExpertPlan
+from graphcore.moe.decisions.options import MoEOptions
+from graphcore.moe.decisions.plan_binding import Binding
+from graphcore.moe.decisions.property_probe import Probe, Probed, Properties
+from graphcore.moe.decisions.witnesses import OwnersMatch, Witnesses
+from graphcore.moe.manifests.names import Bind, Namespace
 
 REQUIRED = replace(CERTIFICATE, namespace=Namespace.DRAFT, flags=CertificateFlag.REQUIRED)
 """A draft step, which must not fall back."""

@@ -4,20 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from graphcore.moe.capability import Capability
-from graphcore.moe.certificate import Certificate
-from graphcore.moe.names import (
-    GroupReason,
-    Location,
-    Namespace,
-    Phase,
-    PlanOutcome,
-    Role,
-    RowSemantics,
-)
-from graphcore.moe.ownership import Admission
-from graphcore.moe.resource_fingerprint import ResourceFingerprint, resource_fingerprint
-from graphcore.moe.resources import (
+from graphcore.moe.decisions.certificate import Certificate
+from graphcore.moe.decisions.resource_fingerprint import ResourceFingerprint, resource_fingerprint
+from graphcore.moe.decisions.resources import (
     SLOT_TABLES,
     AuxiliaryResources,
     BankResources,
@@ -26,6 +15,17 @@ from graphcore.moe.resources import (
     Resources,
     ResourceState,
 )
+from graphcore.moe.manifests.capability import Capability
+from graphcore.moe.manifests.names import (
+    GroupReason,
+    Location,
+    Namespace,
+    Phase,
+    PlanOutcome,
+    Role,
+    RowSemantics,
+)
+from graphcore.moe.manifests.ownership import Admission
 
 CERTIFICATE = Certificate(
     Namespace.MAIN,

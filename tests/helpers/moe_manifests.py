@@ -5,8 +5,8 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-from graphcore.moe.manifest import ExpertBank, ExpertGroup, Manifest
-from graphcore.moe.names import Layout, Role
+from graphcore.moe.manifests.manifest import ExpertBank, ExpertGroup, Manifest
+from graphcore.moe.manifests.names import Layout, Role
 
 HIDDEN, INTER, EXPERTS = 16, 24, 8
 BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}

@@ -8,13 +8,13 @@ from typing import Any
 from helpers.moe_cases import CERTIFICATE, capability
 from helpers.moe_manifests import manifest
 
-from graphcore.moe.coverage import CoverageTable, ExpertProduct, NodeList, cover
-from graphcore.moe.expert_plan import ExpertPlan, PlanSubject, make_plan
-from graphcore.moe.group_plan import GroupSighting
-from graphcore.moe.manifest import ExpertGroup, Manifest
-from graphcore.moe.manifest_registry import Published
-from graphcore.moe.reverse_map import ReverseMap, WeightSource
-from graphcore.moe.route_witness import Reader, RouteWitness
+from graphcore.moe.decisions.coverage import CoverageTable, ExpertProduct, NodeList, cover
+from graphcore.moe.decisions.expert_plan import ExpertPlan, PlanSubject, make_plan
+from graphcore.moe.decisions.group_plan import GroupSighting
+from graphcore.moe.decisions.reverse_map import ReverseMap, WeightSource
+from graphcore.moe.decisions.route_witness import Reader, RouteWitness
+from graphcore.moe.manifests.manifest import ExpertGroup, Manifest
+from graphcore.moe.manifests.manifest_registry import Published
 
 MANIFEST = manifest(slots=8)
 PER_LAYER = 6  # nodes: router, ids, gate_up, activation, down, combine

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from graphcore.driver import Driver
-from graphcore.moe.driver_steps import Step
+from graphcore.moe.decisions.driver_steps import Step
 
 _CALLS = {
     "begin_capture": Step.BEGIN_CAPTURE,

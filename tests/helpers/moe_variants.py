@@ -9,22 +9,22 @@ from helpers.moe_calls import FINGERPRINT, PROPERTIES, WITNESSES
 from helpers.moe_cases import CERTIFICATE
 from helpers.moe_plans import MANIFEST, prompt_rows, subject
 
-from graphcore.moe.call_facts import CallFacts
-from graphcore.moe.certificate import Certificate
-from graphcore.moe.counters import MoECounting
-from graphcore.moe.decision import Decision
-from graphcore.moe.entry_state import CaptureState, EntryState
-from graphcore.moe.expert_plan import make_plan
-from graphcore.moe.lookup_key import LookupKey
-from graphcore.moe.manifest_registry import Published
-from graphcore.moe.names import Kind
-from graphcore.moe.options import MoEOptions
-from graphcore.moe.ownership import Admission
-from graphcore.moe.plan_binding import bind
-from graphcore.moe.property_probe import probe
-from graphcore.moe.settling import settle
-from graphcore.moe.state_machine import decide
-from graphcore.moe.witnesses import OwnersMatch
+from graphcore.moe.decisions.call_facts import CallFacts
+from graphcore.moe.decisions.certificate import Certificate
+from graphcore.moe.decisions.counters import MoECounting
+from graphcore.moe.decisions.decision import Decision
+from graphcore.moe.decisions.entry_state import CaptureState, EntryState
+from graphcore.moe.decisions.expert_plan import make_plan
+from graphcore.moe.decisions.lookup_key import LookupKey
+from graphcore.moe.decisions.options import MoEOptions
+from graphcore.moe.decisions.plan_binding import bind
+from graphcore.moe.decisions.property_probe import probe
+from graphcore.moe.decisions.settling import settle
+from graphcore.moe.decisions.state_machine import decide
+from graphcore.moe.decisions.witnesses import OwnersMatch
+from graphcore.moe.manifests.manifest_registry import Published
+from graphcore.moe.manifests.names import Kind
+from graphcore.moe.manifests.ownership import Admission
 
 
 @dataclass

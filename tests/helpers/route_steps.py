@@ -9,7 +9,7 @@ import numpy
 from graphcore_kernels import RoutePlan, RoutePolicy, RouteStatus, route_plan
 from graphcore_kernels.route_layout import Shapes, output_shapes, table_shapes
 
-from graphcore.moe.oracle import SlotDecision, SlotOracle
+from graphcore.moe.slots.oracle import SlotDecision, SlotOracle
 
 Launch = Callable[[RoutePlan], None]
 POISON = -77

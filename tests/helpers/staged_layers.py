@@ -206,7 +206,7 @@ class GuardedMemory(StagingMemory):
     """Staging memory of a layer's sizes whose contents are NaN and which lies between guards."""
 
     def __init__(self, layer: StagedLayer, experts: int, rows: int, top_k: int) -> None:
-        from graphcore.moe.staged_sizes import StagedSizes
+        from graphcore.moe.layers.staged_sizes import StagedSizes
 
         up, down = layer.sources["gate_up"], layer.sources["down"]
         sizes = StagedSizes.of(up, down, layer.options)

@@ -43,7 +43,7 @@ class TimedDriver(EmulatedDriver):
     def is_clock_of(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Parts of calls are measured on this clock from here on."""
         for module in ("step_doing", "step_running", "fast_running"):
-            monkeypatch.setattr(f"graphcore.moe.{module}.perf_counter", self.clock)
+            monkeypatch.setattr(f"graphcore.moe.steps.{module}.perf_counter", self.clock)
 
     def _wait(self, until: float) -> None:
         self.now = max(self.now, until)

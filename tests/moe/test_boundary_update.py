@@ -12,17 +12,17 @@ from helpers.moe_cases import fingerprint
 from helpers.moe_manifests import manifest
 from helpers.moe_plans import plan, prompt_rows, seen, subject
 
-from graphcore.moe.boundary_update import Precondition, boundary_obstacles
-from graphcore.moe.call_facts import CallFacts, Streams
-from graphcore.moe.coverage import Uncertified, UncertifiedReason
-from graphcore.moe.entry_state import EntryState
-from graphcore.moe.names import Kind, Way
-from graphcore.moe.options import MoEOptions
-from graphcore.moe.property_probe import Probe
-from graphcore.moe.reasons import Reason
-from graphcore.moe.resource_fingerprint import FingerprintReason, FingerprintRefusal
-from graphcore.moe.state_machine import decide
-from graphcore.moe.witnesses import OwnersMatch
+from graphcore.moe.decisions.boundary_update import Precondition, boundary_obstacles
+from graphcore.moe.decisions.call_facts import CallFacts, Streams
+from graphcore.moe.decisions.coverage import Uncertified, UncertifiedReason
+from graphcore.moe.decisions.entry_state import EntryState
+from graphcore.moe.decisions.options import MoEOptions
+from graphcore.moe.decisions.property_probe import Probe
+from graphcore.moe.decisions.reasons import Reason
+from graphcore.moe.decisions.resource_fingerprint import FingerprintReason, FingerprintRefusal
+from graphcore.moe.decisions.state_machine import decide
+from graphcore.moe.decisions.witnesses import OwnersMatch
+from graphcore.moe.manifests.names import Kind, Way
 
 P = Precondition
 ON = MoEOptions(decode_boundary_overlap=True)

@@ -9,7 +9,7 @@ import pytest
 from helpers.moe_manifests import fused, manifest
 
 from graphcore import ConfigurationError
-from graphcore.moe.coverage import (
+from graphcore.moe.decisions.coverage import (
     MOST_EPOCHS,
     Coverage,
     CoverageRecord,
@@ -21,9 +21,9 @@ from graphcore.moe.coverage import (
     cover,
     product_fingerprint,
 )
-from graphcore.moe.manifest import Manifest
-from graphcore.moe.names import BankStatus, CoverageReason
-from graphcore.moe.reverse_map import ReverseMap, WeightSource
+from graphcore.moe.decisions.reverse_map import ReverseMap, WeightSource
+from graphcore.moe.manifests.manifest import Manifest
+from graphcore.moe.manifests.names import BankStatus, CoverageReason
 
 GIVEN = manifest()
 NODES = NodeList("decode", tuple(f"n{index}" for index in range(10)))

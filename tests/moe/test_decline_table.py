@@ -12,21 +12,21 @@ from helpers.moe_manifests import manifest
 from helpers.moe_plans import MANIFEST, plan, prompt_rows, seen, subject
 
 from graphcore import LifecycleError
-from graphcore.moe.activation import ActivationFacts, activate
-from graphcore.moe.call_facts import CallFacts, Streams
-from graphcore.moe.coverage import Uncertified, UncertifiedReason
-from graphcore.moe.decision import Decision, refuse
-from graphcore.moe.decline_table import DECLINE_TABLE, INVALIDATIONS, ruling
-from graphcore.moe.entry_state import EntryState
-from graphcore.moe.names import Kind, Location, Way
-from graphcore.moe.options import MoEOptions
-from graphcore.moe.ownership import Refusal, RefusalReason
-from graphcore.moe.property_probe import Probe
-from graphcore.moe.reasons import Reason, Retention
-from graphcore.moe.resource_fingerprint import FingerprintReason, FingerprintRefusal
-from graphcore.moe.settling import Failure, fail
-from graphcore.moe.state_machine import decide
-from graphcore.moe.witnesses import OwnersMatch
+from graphcore.moe.decisions.activation import ActivationFacts, activate
+from graphcore.moe.decisions.call_facts import CallFacts, Streams
+from graphcore.moe.decisions.coverage import Uncertified, UncertifiedReason
+from graphcore.moe.decisions.decision import Decision, refuse
+from graphcore.moe.decisions.decline_table import DECLINE_TABLE, INVALIDATIONS, ruling
+from graphcore.moe.decisions.entry_state import EntryState
+from graphcore.moe.decisions.options import MoEOptions
+from graphcore.moe.decisions.property_probe import Probe
+from graphcore.moe.decisions.reasons import Reason, Retention
+from graphcore.moe.decisions.resource_fingerprint import FingerprintReason, FingerprintRefusal
+from graphcore.moe.decisions.settling import Failure, fail
+from graphcore.moe.decisions.state_machine import decide
+from graphcore.moe.decisions.witnesses import OwnersMatch
+from graphcore.moe.manifests.names import Kind, Location, Way
+from graphcore.moe.manifests.ownership import Refusal, RefusalReason
 
 KEEP, RETAIN, DROP, RESET = Retention
 DIRECT, STAGED, NOTHING = Way.DIRECT, Way.STAGED, Way.NOTHING

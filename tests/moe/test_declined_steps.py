@@ -16,21 +16,12 @@ from helpers.moe_steps import LAYERS, Lane, Layers, Scene
 from graphcore.driver import Driver
 from graphcore.driver.emulated import EmulatedDriver
 from graphcore.errors import LifecycleError
-from graphcore.moe import (
-    CallableStep,
-    GroupUse,
-    Kind,
-    Namespace,
-    Phase,
-    Reason,
-    RowSemantics,
-    Way,
-    fact_finder,
-)
-from graphcore.moe.decline_table import DECLINE_TABLE, ruling
-from graphcore.moe.ownership import Transaction
-from graphcore.moe.resource_fingerprint import FingerprintReason, FingerprintRefusal
-from graphcore.moe.witnesses import Witnesses
+from graphcore.moe import CallableStep, GroupUse, Kind, Namespace, Phase, Reason, RowSemantics, Way
+from graphcore.moe.decisions.decline_table import DECLINE_TABLE, ruling
+from graphcore.moe.decisions.resource_fingerprint import FingerprintReason, FingerprintRefusal
+from graphcore.moe.decisions.witnesses import Witnesses
+from graphcore.moe.manifests.ownership import Transaction
+from graphcore.moe.steps import fact_finder
 
 DECLINED, FAILED = Kind.DECLINED, Kind.FAILED
 GRAPH, DIRECT, STAGED, NOTHING = Way

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from graphcore.moe.decode_overlap import OverlapFacts, OverlapRule, Row, overlap_obstacles
-from graphcore.moe.options import MoEOptions
+from graphcore.moe.decisions.decode_overlap import OverlapFacts, OverlapRule, Row, overlap_obstacles
+from graphcore.moe.decisions.options import MoEOptions
 
 R = OverlapRule
 RUNNING = (Row(request=1, sequence=0, position=10), Row(request=2, sequence=1, position=20))

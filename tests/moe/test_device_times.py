@@ -6,7 +6,7 @@ from helpers.moe_steps import Scene
 
 from graphcore.driver.emulated import EmulatedDriver
 from graphcore.moe import Kind
-from graphcore.moe.device_times import DeviceTimes
+from graphcore.moe.steps.device_times import DeviceTimes
 
 
 def test_launches_of_each_kind_are_timed_where_it_is_asked_for(graphcore_driver):

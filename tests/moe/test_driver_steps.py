@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from graphcore.moe.driver_steps import DROP_STEPS, Step, driver_steps
-from graphcore.moe.names import Kind
+from graphcore.moe.decisions.driver_steps import DROP_STEPS, Step, driver_steps
+from graphcore.moe.manifests.names import Kind
 
 BEGIN, END, MAKE, UPDATE, LAUNCH, GRAPH, EXECUTABLE = Step
 

@@ -7,7 +7,7 @@ import time
 
 from helpers.threads import SOON, in_thread, until
 
-from graphcore.moe.ownership import (
+from graphcore.moe.manifests.ownership import (
     MOST_TOKENS,
     Admission,
     Lease,

@@ -21,19 +21,19 @@ from helpers.moe_cases import CERTIFICATE, fingerprint
 from helpers.moe_manifests import manifest
 from helpers.moe_plans import plan, prompt_rows, seen, subject
 
-from graphcore.moe.call_facts import CallFacts, Streams
-from graphcore.moe.certificate import Certificate
-from graphcore.moe.coverage import Uncertified, UncertifiedReason
-from graphcore.moe.decision import Decision
-from graphcore.moe.entry_state import CaptureState, EntryState
-from graphcore.moe.expert_plan import ExpertPlan
-from graphcore.moe.names import Kind, Phase, PlanOutcome, Way
-from graphcore.moe.options import MoEOptions
-from graphcore.moe.property_probe import Probe
-from graphcore.moe.reasons import Reason, Retention
-from graphcore.moe.settling import settle
-from graphcore.moe.state_machine import decide
-from graphcore.moe.witnesses import OwnersMatch
+from graphcore.moe.decisions.call_facts import CallFacts, Streams
+from graphcore.moe.decisions.certificate import Certificate
+from graphcore.moe.decisions.coverage import Uncertified, UncertifiedReason
+from graphcore.moe.decisions.decision import Decision
+from graphcore.moe.decisions.entry_state import CaptureState, EntryState
+from graphcore.moe.decisions.expert_plan import ExpertPlan
+from graphcore.moe.decisions.options import MoEOptions
+from graphcore.moe.decisions.property_probe import Probe
+from graphcore.moe.decisions.reasons import Reason, Retention
+from graphcore.moe.decisions.settling import settle
+from graphcore.moe.decisions.state_machine import decide
+from graphcore.moe.decisions.witnesses import OwnersMatch
+from graphcore.moe.manifests.names import Kind, Phase, PlanOutcome, Way
 
 FEW = manifest(slots=4)
 UNCERTIFIED = replace(subject().coverage, record=Uncertified(UncertifiedReason.MOVED))

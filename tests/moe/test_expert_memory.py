@@ -7,7 +7,7 @@ import torch
 from helpers.moe_models import device_of
 
 from graphcore.driver import Driver
-from graphcore.moe.expert_memory import ExpertMemory
+from graphcore.moe.slots.expert_memory import ExpertMemory
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

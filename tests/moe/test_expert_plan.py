@@ -20,17 +20,17 @@ from helpers.moe_plans import (
 )
 
 from graphcore import ConfigurationError
-from graphcore.moe.certificate import CertificateFlag
-from graphcore.moe.counters import MoECounters, MoECounting
-from graphcore.moe.coverage import Uncertified, UncertifiedReason
-from graphcore.moe.expert_plan import ExpertPlan, PlanSubject, make_plan
-from graphcore.moe.manifest import Manifest, ManifestFlag
-from graphcore.moe.manifest_registry import Published
-from graphcore.moe.names import Bind, Location, Namespace, Phase, PlanOutcome, Way
-from graphcore.moe.ownership import Admission
-from graphcore.moe.plan_binding import bind, refusal
-from graphcore.moe.property_probe import Probe
-from graphcore.moe.route_witness import RouteWitness
+from graphcore.moe.decisions.certificate import CertificateFlag
+from graphcore.moe.decisions.counters import MoECounters, MoECounting
+from graphcore.moe.decisions.coverage import Uncertified, UncertifiedReason
+from graphcore.moe.decisions.expert_plan import ExpertPlan, PlanSubject, make_plan
+from graphcore.moe.decisions.plan_binding import bind, refusal
+from graphcore.moe.decisions.property_probe import Probe
+from graphcore.moe.decisions.route_witness import RouteWitness
+from graphcore.moe.manifests.manifest import Manifest, ManifestFlag
+from graphcore.moe.manifests.manifest_registry import Published
+from graphcore.moe.manifests.names import Bind, Location, Namespace, Phase, PlanOutcome, Way
+from graphcore.moe.manifests.ownership import Admission
 
 FEW = manifest(slots=4)
 PAGEABLE = MANIFEST.with_banks(

@@ -7,8 +7,8 @@ import gc
 import pytest
 
 from graphcore import CacheTypeError, GraphPlan
-from graphcore.moe.graph_uids import GraphUids
-from graphcore.moe.property_probe import Probe, Properties, probe
+from graphcore.moe.decisions.graph_uids import GraphUids
+from graphcore.moe.decisions.property_probe import Probe, Properties, probe
 
 BEFORE, AFTER = (("add", 0x20),), (("add", 0x30),)
 

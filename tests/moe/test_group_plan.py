@@ -11,10 +11,10 @@ from helpers.moe_cases import CERTIFICATE, capability
 from helpers.moe_manifests import fused, separate
 from helpers.moe_plans import route, sighting
 
-from graphcore.moe.certificate import Certificate, CertificateFlag
-from graphcore.moe.group_plan import GroupPlan, GroupSighting, plan_group
-from graphcore.moe.manifest import ExpertGroup
-from graphcore.moe.names import GroupReason, Location, Namespace, Strategy
+from graphcore.moe.decisions.certificate import Certificate, CertificateFlag
+from graphcore.moe.decisions.group_plan import GroupPlan, GroupSighting, plan_group
+from graphcore.moe.manifests.manifest import ExpertGroup
+from graphcore.moe.manifests.names import GroupReason, Location, Namespace, Strategy
 
 R = GroupReason
 GROUP = fused(slots=8)

@@ -6,7 +6,7 @@ import pytest
 
 from graphcore.driver import Driver, kernel
 from graphcore.driver.records import LaunchConfig
-from graphcore.moe.kernel_call import KernelCall, place_address
+from graphcore.moe.layers.kernel_call import KernelCall, place_address
 from graphcore.resources.buffer import Buffer
 
 

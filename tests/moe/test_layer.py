@@ -23,7 +23,7 @@ import graphcore
 from graphcore.driver import Driver
 from graphcore.errors import ConfigurationError
 from graphcore.moe import MoELayer, SlotPool
-from graphcore.moe.expert_memory import ExpertMemory
+from graphcore.moe.slots.expert_memory import ExpertMemory
 
 
 def pool_over(block: Any, driver: Driver, slots: int = 4) -> SlotPool:

@@ -9,8 +9,8 @@ import pytest
 from helpers.moe_cases import CERTIFICATE
 
 from graphcore import ConfigurationError
-from graphcore.moe.lookup_key import LookupKey
-from graphcore.moe.names import Namespace, Phase, RowSemantics
+from graphcore.moe.decisions.lookup_key import LookupKey
+from graphcore.moe.manifests.names import Namespace, Phase, RowSemantics
 from graphcore.reuse import check_key
 
 EXTENTS = [(4, 16), (4, 24), (4, 16)]

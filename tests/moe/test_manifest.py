@@ -9,9 +9,9 @@ import pytest
 from helpers.moe_manifests import EXPERTS, HIDDEN, INTER, bank, fused, manifest, separate, ungated
 
 from graphcore import ConfigurationError
-from graphcore.moe.manifest import ExpertGroup, Manifest, ManifestFlag
-from graphcore.moe.manifest_check import examine
-from graphcore.moe.names import BankStatus, Layout, Location, Rejection, Role
+from graphcore.moe.manifests.manifest import ExpertGroup, Manifest, ManifestFlag
+from graphcore.moe.manifests.manifest_check import examine
+from graphcore.moe.manifests.names import BankStatus, Layout, Location, Rejection, Role
 
 R = Rejection
 

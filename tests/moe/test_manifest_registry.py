@@ -12,10 +12,10 @@ from helpers.moe_manifests import fused, manifest
 from helpers.threads import SOON, in_thread, until
 
 from graphcore import ConfigurationError, CudaError, LifecycleError
-from graphcore.moe.manifest import Manifest
-from graphcore.moe.manifest_registry import MOST_GENERATIONS, ManifestRegistry, Published
-from graphcore.moe.names import PublicationCode, Rejection
-from graphcore.moe.ownership import Admission, Lease, Refusal, RefusalReason
+from graphcore.moe.manifests.manifest import Manifest
+from graphcore.moe.manifests.manifest_registry import MOST_GENERATIONS, ManifestRegistry, Published
+from graphcore.moe.manifests.names import PublicationCode, Rejection
+from graphcore.moe.manifests.ownership import Admission, Lease, Refusal, RefusalReason
 
 OUT_OF_MEMORY = CudaError("CUDA_ERROR_OUT_OF_MEMORY", "cuMemAlloc", number=2)
 

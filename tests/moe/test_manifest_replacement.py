@@ -35,7 +35,7 @@ from graphcore.moe import (
     manifest_of,
     replace_manifest,
 )
-from graphcore.moe.ownership import Admission, Transaction
+from graphcore.moe.manifests.ownership import Admission, Transaction
 from graphcore.resources.buffer import Buffer
 from graphcore.testing import inject
 

@@ -6,8 +6,8 @@ from enum import Enum
 
 import pytest
 
-from graphcore.moe import names
-from graphcore.moe.names import (
+from graphcore.moe.manifests import names
+from graphcore.moe.manifests.names import (
     BankStatus,
     CoverageReason,
     GroupReason,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from graphcore import ConfigurationError, LifecycleError
-from graphcore.moe.options import (
+from graphcore.moe.decisions.options import (
     NAMES,
     MoEOptions,
     OptionSetting,

@@ -18,7 +18,7 @@ from graphcore.driver import Driver
 from graphcore.driver.emulated import EmulatedDriver
 from graphcore.errors import CapacityError, ConfigurationError, CudaError, LifecycleError
 from graphcore.moe import DecodeRequest, Kind, OverlappedDecode, OverlapRule, Row, StepTicket
-from graphcore.moe.turn_buffers import TurnBuffer, TurnBuffers
+from graphcore.moe.overlap.turn_buffers import TurnBuffer, TurnBuffers
 from graphcore.testing import inject
 
 NAMES = [f"boundary {boundary}, overlap {overlap}" for boundary, overlap in SETTINGS]

@@ -12,7 +12,7 @@ import pytest
 from helpers.threads import SOON, in_thread, until
 
 from graphcore import ConfigurationError, LifecycleError
-from graphcore.moe.ownership import (
+from graphcore.moe.manifests.ownership import (
     MOST_TOKENS,
     Admission,
     Lease,

@@ -10,8 +10,8 @@ from graphcore.driver import Driver
 from graphcore.driver.records import NodeKind
 from graphcore.errors import ConfigurationError
 from graphcore.moe import Kind, PlanStep, Reason, Way
-from graphcore.moe.coverage import CoverageRecord
-from graphcore.moe.pool_bank import banks_of
+from graphcore.moe.decisions.coverage import CoverageRecord
+from graphcore.moe.slots.pool_bank import banks_of
 
 WARM = [Kind.DIRECT, Kind.CAPTURE, Kind.REPLAY]
 

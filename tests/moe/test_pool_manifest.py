@@ -19,8 +19,8 @@ from graphcore.moe import (
     examine,
     manifest_of,
 )
-from graphcore.moe.pool_bank import banks_of, role_of
-from graphcore.moe.sighting import capability_of
+from graphcore.moe.slots.pool_bank import banks_of, role_of
+from graphcore.moe.steps.sighting import capability_of
 
 
 def test_a_pool_whose_banks_are_called_by_their_roles_makes_its_manifest(

@@ -10,8 +10,8 @@ from helpers.moe_models import counted_calls
 
 from graphcore.driver import Driver
 from graphcore.errors import ConfigurationError
-from graphcore.moe.product_options import ProductOptions
-from graphcore.moe.products_plan import MOST_PLANS, ProductsPlans, ProductsSizes
+from graphcore.moe.layers.product_options import ProductOptions
+from graphcore.moe.layers.products_plan import MOST_PLANS, ProductsPlans, ProductsSizes
 
 SIZES = ProductsSizes(
     experts=8, slots=4, hidden=64, inner=32, dtype="float32", options=ProductOptions(),

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from graphcore.moe.property_probe import Probe, Properties, probe
+from graphcore.moe.decisions.property_probe import Probe, Properties, probe
 
 RECORDS = (("mul", 0x10, (4, 16)), ("add", 0x20, (4, 16)))
 BEFORE = Properties(uid=7, semantic_key=11, records=RECORDS)

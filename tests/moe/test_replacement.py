@@ -11,10 +11,10 @@ from helpers.moe_plans import MANIFEST
 from helpers.moe_variants import Variants, kinds
 from helpers.threads import SOON, in_thread, until
 
-from graphcore.moe.manifest_registry import ManifestRegistry
-from graphcore.moe.names import Kind, Way
-from graphcore.moe.ownership import Admission, Lease, Transaction
-from graphcore.moe.reasons import Reason
+from graphcore.moe.decisions.reasons import Reason
+from graphcore.moe.manifests.manifest_registry import ManifestRegistry
+from graphcore.moe.manifests.names import Kind, Way
+from graphcore.moe.manifests.ownership import Admission, Lease, Transaction
 
 STEPS = 1000
 

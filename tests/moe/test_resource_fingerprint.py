@@ -13,16 +13,13 @@ from typing import Any
 import pytest
 from helpers.moe_cases import fingerprint, group_resources, resource_state, resources
 
-from graphcore.moe.capability import Capability
-from graphcore.moe.names import PlanOutcome
-from graphcore.moe.ownership import Admission
-from graphcore.moe.resource_fingerprint import (
+from graphcore.moe.decisions.resource_fingerprint import (
     FingerprintReason,
     FingerprintRefusal,
     ResourceFingerprint,
     resource_fingerprint,
 )
-from graphcore.moe.resources import (
+from graphcore.moe.decisions.resources import (
     SLOT_TABLES,
     AuxiliaryResources,
     BankResources,
@@ -30,6 +27,9 @@ from graphcore.moe.resources import (
     GroupState,
     Resources,
 )
+from graphcore.moe.manifests.capability import Capability
+from graphcore.moe.manifests.names import PlanOutcome
+from graphcore.moe.manifests.ownership import Admission
 
 PARTS = {
     Resources: "graph",

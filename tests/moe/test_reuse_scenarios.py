@@ -26,7 +26,7 @@ from graphcore.moe import (
     SlotOracle,
     Way,
 )
-from graphcore.moe.ownership import Admission, Transaction
+from graphcore.moe.manifests.ownership import Admission, Transaction
 from graphcore.resources.buffer import Buffer
 from graphcore.resources.tensors import TensorRef
 from graphcore.reuse import Cause

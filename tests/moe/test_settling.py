@@ -23,18 +23,18 @@ from helpers.moe_manifests import manifest
 from helpers.moe_plans import plan
 
 from graphcore import ConfigurationError
-from graphcore.moe.activation import ActivationFacts, activate
-from graphcore.moe.call_facts import CallFacts
-from graphcore.moe.decision import Decision
-from graphcore.moe.entry_state import CaptureState, EntryState
-from graphcore.moe.names import Kind, Way
-from graphcore.moe.ownership import Refusal, RefusalReason
-from graphcore.moe.property_probe import Probe
-from graphcore.moe.reasons import Reason, Retention
-from graphcore.moe.resource_fingerprint import FingerprintReason, FingerprintRefusal
-from graphcore.moe.settling import Failure, fail, settle
-from graphcore.moe.state_machine import decide
-from graphcore.moe.witnesses import OwnersMatch
+from graphcore.moe.decisions.activation import ActivationFacts, activate
+from graphcore.moe.decisions.call_facts import CallFacts
+from graphcore.moe.decisions.decision import Decision
+from graphcore.moe.decisions.entry_state import CaptureState, EntryState
+from graphcore.moe.decisions.property_probe import Probe
+from graphcore.moe.decisions.reasons import Reason, Retention
+from graphcore.moe.decisions.resource_fingerprint import FingerprintReason, FingerprintRefusal
+from graphcore.moe.decisions.settling import Failure, fail, settle
+from graphcore.moe.decisions.state_machine import decide
+from graphcore.moe.decisions.witnesses import OwnersMatch
+from graphcore.moe.manifests.names import Kind, Way
+from graphcore.moe.manifests.ownership import Refusal, RefusalReason
 
 CAPTURING = decide(SEEN_ONCE, call())
 REPLAYING = decide(CAPTURED, call())

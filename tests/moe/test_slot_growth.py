@@ -16,7 +16,7 @@ from graphcore.driver import Driver
 from graphcore.driver.emulated import EmulatedDriver
 from graphcore.errors import LifecycleError
 from graphcore.moe import Lease, Ownership, Refusal, RefusalReason, SlotAdmission
-from graphcore.moe.ownership import Transaction
+from graphcore.moe.manifests.ownership import Transaction
 from graphcore.resources.buffer import Buffer
 
 GROUPS = ("first", "second")
@@ -249,7 +249,7 @@ def test_ctrl_c_anywhere_in_growth_leaves_the_old_pool_or_the_new_one():
         steps(model, 2, seed=5)
         _, where = press_at(
             number, lambda m=model: m.pool.grow({"first": SLOTS + 2}),
-            ["moe/slot_pool.py", "moe/slot_group.py"],
+            ["moe/slots/slot_pool.py", "moe/slots/slot_group.py"],
         )  # fmt: skip
         if where is None:
             break

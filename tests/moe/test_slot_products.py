@@ -24,8 +24,8 @@ from graphcore.errors import (
     StaleGraphError,
 )
 from graphcore.moe import SlotPool, SlotProducts
-from graphcore.moe.expert_memory import ExpertMemory
-from graphcore.moe.product_options import ProductOptions
+from graphcore.moe.layers.product_options import ProductOptions
+from graphcore.moe.slots.expert_memory import ExpertMemory
 from graphcore.testing import inject
 
 EXPERTS, HIDDEN, INNER, TOP_K = 12, 64, 32, 2

@@ -27,22 +27,22 @@ from helpers.moe_manifests import manifest
 from helpers.moe_plans import MANIFEST, plan, prompt_rows, seen, subject
 from helpers.moe_variants import Variants, kinds
 
-from graphcore.moe.call_facts import CallFacts, Streams
-from graphcore.moe.coverage import Uncertified, UncertifiedReason
-from graphcore.moe.decline_table import INVALIDATIONS
-from graphcore.moe.entry_state import CaptureState, EntryState
-from graphcore.moe.expert_plan import ExpertPlan
-from graphcore.moe.manifest import ManifestFlag
-from graphcore.moe.manifest_registry import Published
-from graphcore.moe.names import Kind, Namespace, RowSemantics, Way
-from graphcore.moe.options import MoEOptions
-from graphcore.moe.ownership import Admission
-from graphcore.moe.property_probe import Probe, Properties, probe
-from graphcore.moe.reasons import Reason, Retention
-from graphcore.moe.retention import RetentionRule, retention_obstacles
-from graphcore.moe.settling import settle
-from graphcore.moe.state_machine import decide
-from graphcore.moe.witnesses import OwnersMatch, Witnesses
+from graphcore.moe.decisions.call_facts import CallFacts, Streams
+from graphcore.moe.decisions.coverage import Uncertified, UncertifiedReason
+from graphcore.moe.decisions.decline_table import INVALIDATIONS
+from graphcore.moe.decisions.entry_state import CaptureState, EntryState
+from graphcore.moe.decisions.expert_plan import ExpertPlan
+from graphcore.moe.decisions.options import MoEOptions
+from graphcore.moe.decisions.property_probe import Probe, Properties, probe
+from graphcore.moe.decisions.reasons import Reason, Retention
+from graphcore.moe.decisions.retention import RetentionRule, retention_obstacles
+from graphcore.moe.decisions.settling import settle
+from graphcore.moe.decisions.state_machine import decide
+from graphcore.moe.decisions.witnesses import OwnersMatch, Witnesses
+from graphcore.moe.manifests.manifest import ManifestFlag
+from graphcore.moe.manifests.manifest_registry import Published
+from graphcore.moe.manifests.names import Kind, Namespace, RowSemantics, Way
+from graphcore.moe.manifests.ownership import Admission
 
 KEEP, RETAIN, DROP, RESET = Retention
 PROMPT = plan(sightings=prompt_rows(4))

@@ -11,7 +11,7 @@ from helpers.moe_steps import Scene
 from graphcore.driver import Driver
 from graphcore.driver.emulated import EmulatedDriver
 from graphcore.moe import CallableStep, Kind, Reason
-from graphcore.moe.driver_steps import DROP_STEPS, Step, driver_steps
+from graphcore.moe.decisions.driver_steps import DROP_STEPS, Step, driver_steps
 from graphcore.resources.buffer import Buffer
 
 NEVER = 1 << 40

@@ -20,7 +20,7 @@ from graphcore.driver import Driver
 from graphcore.driver.emulated import EmulatedDriver
 from graphcore.errors import CudaError
 from graphcore.moe import DecodeRequest, GraphReuse, Kind, Row, Span, StepTrace
-from graphcore.moe.trace_events import HOST_LANES, hidden_seconds, to_json
+from graphcore.moe.reports.trace_events import HOST_LANES, hidden_seconds, to_json
 from graphcore.testing import inject
 
 PREPARING = 2e-3

@@ -7,7 +7,7 @@ import pytest
 from graphcore.driver import Driver
 from graphcore.driver.emulated import EmulatedDriver
 from graphcore.errors import CudaError
-from graphcore.moe.stream_order import StreamOrder
+from graphcore.moe.slots.stream_order import StreamOrder
 from graphcore.testing import inject
 
 

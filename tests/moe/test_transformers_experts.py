@@ -11,7 +11,7 @@ from transformers import GptOssConfig, GptOssForCausalLM, LlamaConfig, LlamaForC
 
 from graphcore.errors import CacheTypeError, ConfigurationError, LifecycleError
 from graphcore.moe import accelerate
-from graphcore.moe.transformers_experts import find_experts
+from graphcore.moe.layers.transformers_experts import find_experts
 
 
 @pytest.mark.parametrize("family", FAMILIES)

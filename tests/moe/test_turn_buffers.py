@@ -10,7 +10,7 @@ from helpers.late_driver import LateDriver
 from graphcore.driver import Driver
 from graphcore.driver.emulated import EmulatedDriver
 from graphcore.errors import CudaError
-from graphcore.moe.turn_buffers import TurnBuffers
+from graphcore.moe.overlap.turn_buffers import TurnBuffers
 from graphcore.resources.buffer import Buffer
 from graphcore.testing import inject
 

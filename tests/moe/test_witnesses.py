@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 
-from graphcore.moe.witnesses import OwnersMatch, Witnesses
+from graphcore.moe.decisions.witnesses import OwnersMatch, Witnesses
 
 
 class Owner:

@@ -1,0 +1,1 @@
+"""Layers: a step's products with experts in slots, or through scratch memory."""

@@ -1,0 +1,1 @@
+"""Models: a whole model of transformers with its experts in slots."""

@@ -1,0 +1,1 @@
+"""Overlap: the next step of decoding is prepared and queued while one runs."""

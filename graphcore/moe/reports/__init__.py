@@ -1,0 +1,1 @@
+"""Reports: what was done, as text, pages, traces and ranges of profilers."""

@@ -1,0 +1,1 @@
+"""Steps: what a call of GraphReuse finds out, does and notes."""

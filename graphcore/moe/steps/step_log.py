@@ -1,0 +1,92 @@
+"""StepLog: what calls came to: counters, times of each kind, the newest decisions, observers."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+
+from graphcore.moe.decisions.counters import MoECounting
+from graphcore.moe.decisions.decision import Decision
+from graphcore.moe.decisions.reasons import Reason
+from graphcore.moe.manifests.names import Kind
+from graphcore.moe.steps.device_times import DeviceTimes
+from graphcore.moe.steps.step_record import StepRecord, StepSeconds, StepTotals
+
+_log = logging.getLogger("graphcore")
+_KEPT = 256
+
+Observer = Callable[[StepRecord], object]
+
+
+class StepLog:
+    """The books of one :class:`graphcore.moe.GraphReuse`. Not locked.
+
+    Args:
+        observers: Told of each call, after it.
+        device: Times launches on the device; None: nobody asked.
+
+    Attributes:
+        counting: The counters.
+        records: The newest calls but replays of what is unchanged, oldest first.
+        number: How many calls there were.
+        reasons: Calls but replays of what is unchanged, by kind and reason.
+    """
+
+    def __init__(
+        self, observers: Iterable[Observer] = (), device: DeviceTimes | None = None
+    ) -> None:
+        self.device = device
+        self.observers: list[Observer] = list(observers)
+        self.counting = MoECounting()
+        self.records: deque[StepRecord] = deque(maxlen=_KEPT)
+        self.number = 0
+        self.reasons: Counter[tuple[Kind, Reason]] = Counter()
+        # calls, then seconds as StepSeconds has them
+        self._sums = {kind: [0.0] * 5 for kind in Kind}
+        self._replays = self._sums[Kind.REPLAY]
+        self._tallies: dict[int, Callable[[], None]] = {}
+
+    @property
+    def totals(self) -> dict[Kind, StepTotals]:
+        """Calls and seconds of each kind that there was."""
+        timed = {} if self.device is None else self.device.sums()
+        return {
+            kind: StepTotals(int(calls), StepSeconds(*seconds), *timed.get(kind, (0, 0.0)))
+            for kind, (calls, *seconds) in self._sums.items()
+            if calls
+        }
+
+    def note(self, record: StepRecord, decision: Decision) -> None:
+        """Writes down a call, logs it where it is more than a replay, and tells the observers."""
+        self.counting.add(*decision.counters())
+        plan = decision.plan
+        if plan is not None and plan.outcome.is_grouped:
+            names = ("ready",) if decision.kind is Kind.FAILED else ("ready", "completed")
+            self.counting.add(*names, count=len(plan.groups))
+        sums = self._sums[record.result.kind]
+        for index, value in enumerate((1.0, *record.result.seconds)):
+            sums[index] += value
+        if (decision.kind, decision.reason) != (Kind.REPLAY, Reason.UNCHANGED):
+            self.records.append(record)
+            self.reasons[decision.kind, decision.reason] += 1
+            _log.info("moe step %d of %s: %s", record.number, record.result.key.graph, decision)
+        self.tell(record)
+
+    def note_replay(self, seconds: float, groups: int) -> None:
+        """Writes down a replay of what is unchanged, at little cost; observers are told apart."""
+        self.number += 1
+        self._replays[0] += 1
+        self._replays[3] += seconds
+        tally = self._tallies.get(groups)
+        if tally is None:
+            tally = self._tallies[groups] = self.counting.tally(
+                {"calls": 1, "replays": 1, "plan_calls": 1, "plan_reuses": 1,
+                 "ready": groups, "completed": groups}
+            )  # fmt: skip
+        tally()
+
+    def tell(self, record: StepRecord) -> None:
+        """Tells the observers."""
+        for observer in self.observers:
+            observer(record)
