@@ -266,9 +266,14 @@ class EncoderDecoderForward:
     def _as_mask(self, visible: torch.Tensor, count: int) -> torch.Tensor:
         """``visible``, spread over rows and tokens, in the form that the attention takes."""
         spread = visible.expand(self.rows, 1, count, visible.shape[-1])
-        if families.attention_implementation(self.model) == "sdpa":
+        under_autocast = torch.is_autocast_enabled(spread.device.type)
+        if families.attention_implementation(self.model) == "sdpa" and not under_autocast:
             return spread
         lowest = torch.finfo(self.model.dtype).min
+        if under_autocast:
+            # T5 puts a bool mask over a bias of autocast's dtype, which the lowest of the cache's
+            # dtype does not fit; half of it does
+            lowest /= 2
         return torch.zeros_like(spread, dtype=self.model.dtype).masked_fill_(~spread, lowest)
 
     @property

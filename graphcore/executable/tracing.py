@@ -75,12 +75,22 @@ def trace_replays(
         )
     rows = match([event for event, _ in events], snapshot, replays)
     for event, entry in events:
-        if event.node:
-            entry["args"] |= {"node": event.node, "label": event.label}
+        _name(entry, event)
     if target is not None:
         _write(target, trace)
     span = _span([event for event, _ in events], replays)
     return ReplayProfile(rows, replays, span, driver.name, driver.is_emulated, snapshot)
+
+
+def _name(entry: Trace, event: TimedEvent) -> None:
+    """Writes into a trace's entry which node it is of, and of what kind that is."""
+    entry["cat"] = _category(event.kind)  # a copy that CUDA did by a kernel is a copy
+    if event.node:
+        entry["args"] |= {"node": event.node, "label": event.label}
+
+
+def _category(kind: str) -> str:
+    return "kernel" if kind == "kernel" else f"gpu_{kind}"
 
 
 def _check(exec_: Any, replays: Any) -> None:
@@ -208,7 +218,6 @@ def _emulated_event(node: Node, start: float, end: float, replay: int, number: i
 
 
 def _entry(event: TimedEvent, device: int) -> Trace:
-    category = "kernel" if event.kind == "kernel" else f"gpu_{event.kind}"
     arguments: Trace = {
         "device": device,
         "correlation": event.replay,
@@ -219,7 +228,7 @@ def _entry(event: TimedEvent, device: int) -> Trace:
         arguments |= {"grid": list(event.grid), "block": list(event.block or ())}
     return {
         "ph": "X",
-        "cat": category,
+        "cat": _category(event.kind),
         "name": event.name,
         "pid": device,
         "tid": 0,

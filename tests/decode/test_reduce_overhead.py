@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -31,6 +32,7 @@ from helpers.reduce_overhead import (
 from graphcore.decode import CUDAGraphAR
 from graphcore.driver import Driver
 
+CUDA_GRAPH_TREES = "torch/_inductor/cudagraph_trees.py"
 TESTS = Path(__file__).parents[1]
 SECONDS = 240  # a first compilation takes a minute on a busy machine
 
@@ -41,7 +43,7 @@ def asked(family: str, whose: str, device: str = "cuda") -> dict[str, str]:
     environment = {"TORCHINDUCTOR_COMPILE_THREADS": "4", **os.environ, "PYTHONPATH": path}
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         try:
-            code: object = subprocess.run(
+            code: int | str = subprocess.run(
                 [sys.executable, "-m", "helpers.reduce_overhead", family, whose, device],
                 env=environment,
                 check=False,
@@ -53,6 +55,9 @@ def asked(family: str, whose: str, device: str = "cuda") -> dict[str, str]:
             code = f"no end within {SECONDS} s"
         told, errors = (_lines(file) for file in (out, err))
     answer: dict[str, str] = json.loads(told[-1]) if told else {}
+    where = next((line for line in errors if CUDA_GRAPH_TREES in line), None)
+    if isinstance(code, int) and code < 0 and where is not None:
+        return {"outcome": "crashed", "message": f"{signal.Signals(-code).name} in {where}"}
     if code != 0 or "outcome" not in answer:
         shown = "\n".join(["it told:", *told, "end of stderr:", *errors[-30:]])
         pytest.fail(f"{family}, {whose}: exit {code} without an answer; {shown}", pytrace=False)
@@ -77,8 +82,10 @@ def test_transformers_static_cache_dies_in_a_reduce_overhead_t5() -> None:
     versions = f"transformers {transformers.__version__}, torch {torch.__version__}"
     if answer["outcome"] == "equal":
         pytest.skip(f"mended upstream: {versions} decodes T5 with its own static cache")
-    assert answer["outcome"] == "raised", f"{versions}: {answer}"
-    assert OVERWRITTEN in answer["message"], f"{versions}: {answer}"
+    # the error, or with it the process: torch's recording of the second graph ends in SIGSEGV
+    if answer["outcome"] != "crashed":
+        assert answer["outcome"] == "raised", f"{versions}: {answer}"
+        assert OVERWRITTEN in answer["message"], f"{versions}: {answer}"
 
 
 @pytest.mark.lengthy

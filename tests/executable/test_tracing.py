@@ -20,7 +20,7 @@ from graphcore import CacheTypeError, ConfigurationError, DriverUnavailable, Gra
 from graphcore.driver import Driver, Kernel, Pointer
 from graphcore.driver.records import ConditionalParams, LaunchConfig
 from graphcore.executable.replay_matching import TimedEvent, match
-from graphcore.executable.tracing import _device_events
+from graphcore.executable.tracing import _device_events, _name
 from graphcore.interop import torch_profiler
 
 pytest.importorskip("torch", reason="torch is not installed")
@@ -77,6 +77,9 @@ def test_a_copy_that_cuda_does_by_a_kernel_of_its_own_is_its_nodes(graph: Graph)
     (row,) = match([event], snapshot, replays=1)
     assert (row.where, row.name, row.us) == ("4", "memcpy", 2.0)
     assert (event.kind, event.node) == ("memcpy", "4 (memcpy)")
+    entry: dict[str, Any] = {"cat": "kernel", "name": "memcpy32_post", "args": {}}
+    _name(entry, event)
+    assert (entry["cat"], entry["args"]["node"]) == ("gpu_memcpy", "4 (memcpy)")
 
 
 @pytest.mark.parametrize("name", ["trace.json", "trace.json.gz"])
