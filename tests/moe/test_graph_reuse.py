@@ -11,7 +11,7 @@ from helpers.moe_steps import LAYERS, Scene
 
 import graphcore
 from graphcore.driver import Driver
-from graphcore.errors import CaptureError, LifecycleError
+from graphcore.errors import CaptureError, GraphcoreWarning, LifecycleError
 from graphcore.moe import (
     CallableStep,
     GraphReuse,
@@ -156,6 +156,19 @@ def test_observers_are_told_of_every_step_in_order(scene):
     assert scene.seen[1].result.seconds.capture > 0
     assert scene.seen[3].result.seconds.launch > 0
     assert [each.result.kind for each in scene.reuse.records] == [DIRECT, CAPTURE]
+
+
+def test_what_an_observer_raises_is_a_warning_and_the_next_is_told(scene):
+    def broken(record):
+        raise ValueError("no room for it")
+
+    lane = scene.lane()
+    scene.reuse.observers.insert(0, broken)
+    for number, kind in enumerate((DIRECT, CAPTURE, REPLAY), 1):
+        told = rf"step {number} has run; observer .*broken.* raised ValueError: no room for it"
+        with pytest.warns(GraphcoreWarning, match=told):
+            assert lane.run().kind is kind
+    assert [each.number for each in scene.seen] == [1, 2, 3]
 
 
 @pytest.mark.parametrize("happens", ["another stream", "a step half done"])

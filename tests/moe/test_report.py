@@ -49,6 +49,22 @@ def test_hits_admissions_and_bytes_are_those_of_the_slots(graphcore_driver: Driv
     assert report.pool_bytes == scene.pool.nbytes
 
 
+def test_steps_whose_ids_name_no_expert_are_told_with_what_was_wrong(
+    graphcore_driver: Driver,
+) -> None:
+    scene = Scene(graphcore_driver)
+    lane = scene.lane()
+    for _ in range(3):
+        lane.run()
+    assert [each.fault.count for each in scene.reuse.report().groups] == [0] * len(LAYERS)
+    lane.choose([EXPERTS + 7, EXPERTS + 8])
+    scene.reuse.run(lane.step)
+    report = scene.reuse.report()
+    assert [each.fault.count for each in report.groups] == [1] * len(LAYERS)
+    assert report.groups[0].fault.status.name == "INVALID_ROUTE"
+    assert f"1 ({report.groups[0].fault.status.reason})" in str(report)
+
+
 def test_a_declined_boundary_says_why(graphcore_driver: Driver) -> None:
     scene = Scene(graphcore_driver)
     lane = scene.lane()

@@ -15,7 +15,7 @@ from graphcore.moe.decisions.reasons import Reason
 from graphcore.moe.layers.staged import StagedTotals
 from graphcore.moe.manifests.names import Kind, Way
 from graphcore.moe.overlap.overlap_totals import OverlapTotals
-from graphcore.moe.slots.slot_state import SlotTotals
+from graphcore.moe.slots.slot_state import SlotFault, SlotTotals
 from graphcore.moe.steps.step_record import StepTotals
 
 
@@ -78,13 +78,23 @@ class DepartureLine(NamedTuple):
 
 
 class GroupLine(NamedTuple):
-    """A group of experts in slots; ``expert_bytes`` is what a miss copies."""
+    """A group of experts in slots.
+
+    Args:
+        name: Of the group.
+        experts: How many there are.
+        slots: How many can be resident.
+        totals: What its steps came to.
+        expert_bytes: What a miss copies.
+        fault: The steps that were refused, whose results are zero.
+    """
 
     name: str
     experts: int
     slots: int
     totals: SlotTotals
     expert_bytes: int
+    fault: SlotFault
 
     @property
     def moved_bytes(self) -> int:

@@ -9,6 +9,7 @@ from graphcore.drawing.model import Section
 from graphcore.executable.memory_report import in_words
 from graphcore.moe.manifests.names import Kind
 from graphcore.moe.reports.report import ReuseReport
+from graphcore.moe.slots.slot_state import SlotFault
 from graphcore.moe.steps.step_record import StepSeconds, StepTotals
 
 TITLE = "Reuse of graphs with experts in slots"
@@ -228,16 +229,22 @@ def _us(seconds: float) -> str:
     return f"{seconds * 1e6:.1f}"
 
 
+def _refused(fault: SlotFault) -> str:
+    """Steps of a group that gave zeros; with the status of the first."""
+    return f"{fault.count} ({fault.status.reason})" if fault.count else "0"
+
+
 def _groups(report: ReuseReport) -> Table:
     return Table(
         "Experts by group",
-        ("group", "slots", "experts", "steps", "admissions", "moved", "hit rate"),
+        ("group", "slots", "experts", "steps", "refused", "admissions", "moved", "hit rate"),
         tuple(
             (
                 line.name,
                 line.slots,
                 line.experts,
                 line.totals.steps,
+                _refused(line.fault),
                 line.totals.misses,
                 in_words(line.moved_bytes),
                 line.totals.hit_rate,

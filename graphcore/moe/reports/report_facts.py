@@ -103,7 +103,14 @@ def boundaries(records: Iterable[StepRecord]) -> tuple[BoundaryLine, ...]:
 def groups(pool: SlotPool) -> tuple[GroupLine, ...]:
     """The groups of a pool and what their steps came to; waits for all work."""
     return tuple(
-        GroupLine(name, group.experts, group.slots, pool.totals(name), group.expert_nbytes)
+        GroupLine(
+            name,
+            group.experts,
+            group.slots,
+            pool.totals(name),
+            group.expert_nbytes,
+            pool.fault(name),
+        )
         for name, group in pool.groups.items()
     )
 

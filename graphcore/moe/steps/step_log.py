@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 
+from graphcore.errors import GraphcoreWarning
 from graphcore.moe.decisions.counters import MoECounting
 from graphcore.moe.decisions.decision import Decision
 from graphcore.moe.decisions.reasons import Reason
@@ -87,6 +89,14 @@ class StepLog:
         tally()
 
     def tell(self, record: StepRecord) -> None:
-        """Tells the observers."""
+        """Tells the observers; what one of them raises is a warning, for the step has run."""
         for observer in self.observers:
-            observer(record)
+            try:
+                observer(record)
+            except Exception as error:
+                warnings.warn(
+                    f"step {record.number} has run; observer {observer!r} raised "
+                    f"{type(error).__name__}: {error}",
+                    GraphcoreWarning,
+                    stacklevel=2,
+                )
