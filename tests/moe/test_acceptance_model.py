@@ -1,7 +1,7 @@
 """Acceptance with a whole model: decode and prompts in turns for long, in all settings, bit-equal.
 
-Qwen3-MoE's own shape on a device, in two layers; a small one without. Without the mark ``slow`` the
-runs are short.
+Qwen3-MoE's own shape on a device, in two layers, and Mixtral's in one; small ones without. Without
+the mark ``slow`` the runs are short.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.moe_models import causal_mask, device_of
-from helpers.moe_shaped import make_prompt, make_shaped
+from helpers.moe_shaped import make_mixtral_shaped, make_prompt, make_shaped
 
 from graphcore.decode import CUDAGraphAR
 from graphcore.driver import Driver
@@ -86,9 +86,26 @@ def test_decode_and_prompts_in_turns_are_the_layers_own_bits(
 ) -> None:
     """Every 16th step a prompt, every 10th a boundary; off and on give the same bits."""
     model = make_shaped(graphcore_driver)
-    slots = model.config.num_experts // share
+    take_turns(graphcore_driver, model, model.config.num_experts // share, setting, share, steps)
+
+
+@pytest.mark.parametrize("steps", LENGTHS)
+@pytest.mark.parametrize("share", [4, 1], ids=["a quarter resident", "all resident"])
+@pytest.mark.parametrize("setting", [SETTINGS[0], SETTINGS[-1]], ids=["off", "both"])
+def test_layers_of_mixtrals_shape_take_turns_with_their_own_bits_too(
+    graphcore_driver: Driver, setting: dict[str, int], share: int, steps: int
+) -> None:
+    model = make_mixtral_shaped(graphcore_driver)
+    slots = model.config.num_local_experts // share
+    take_turns(graphcore_driver, model, slots, setting, share, steps)
+
+
+def take_turns(
+    driver: Driver, model: Any, slots: int, setting: dict[str, int], share: int, steps: int
+) -> None:
+    """Decode steps and prompts, each held to the layers without a graph."""
     with (
-        accelerate(model, slots, driver=graphcore_driver) as handle,
+        accelerate(model, slots, driver=driver) as handle,
         handle.reuse(**setting) as reuse,
     ):
         decode, prompt = Rows(handle, 1), Rows(handle, PROMPT_ROWS)
