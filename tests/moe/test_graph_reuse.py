@@ -158,6 +158,21 @@ def test_observers_are_told_of_every_step_in_order(scene):
     assert [each.result.kind for each in scene.reuse.records] == [DIRECT, CAPTURE]
 
 
+def test_steps_of_one_identity_that_take_turns_are_warned_of_once(scene, caplog):
+    lane, other = scene.lane(), scene.lane()
+    with caplog.at_level("WARNING", logger="graphcore"):
+        kinds = {each.run().kind for _ in range(20) for each in (lane, other)}
+    assert kinds == {DIRECT}
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert "16 calls in a row found other nodes" in told
+    assert "need an identity each" in told
+    caplog.clear()
+    with caplog.at_level("WARNING", logger="graphcore"):
+        for name in ("one", "two"):
+            assert scene.lane(name=name).kinds(20)[2:] == [REPLAY] * 18
+    assert not caplog.records
+
+
 def test_what_an_observer_raises_is_a_warning_and_the_next_is_told(scene):
     def broken(record):
         raise ValueError("no room for it")

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from graphcore.errors import GraphcoreWarning
 from graphcore.moe.decisions.counters import MoECounting
 from graphcore.moe.decisions.decision import Decision
+from graphcore.moe.decisions.lookup_key import LookupKey
 from graphcore.moe.decisions.reasons import Reason
 from graphcore.moe.manifests.names import Kind
 from graphcore.moe.steps.device_times import DeviceTimes
@@ -17,6 +18,7 @@ from graphcore.moe.steps.step_record import StepRecord, StepSeconds, StepTotals
 
 _log = logging.getLogger("graphcore")
 _KEPT = 256
+_UNSETTLED = 16  # calls in a row; a graph that grows step by step settles long before
 
 Observer = Callable[[StepRecord], object]
 
@@ -47,6 +49,7 @@ class StepLog:
         # calls, then seconds as StepSeconds has them
         self._sums = {kind: [0.0] * 5 for kind in Kind}
         self._replays = self._sums[Kind.REPLAY]
+        self._changed_in_a_row: Counter[LookupKey] = Counter()
         self._tallies: dict[int, Callable[[], None]] = {}
 
     @property
@@ -73,7 +76,24 @@ class StepLog:
             self.records.append(record)
             self.reasons[decision.kind, decision.reason] += 1
             _log.info("moe step %d of %s: %s", record.number, record.result.key.graph, decision)
+            self._look_whether_it_settles(record.result.key, decision)
         self.tell(record)
+
+    def _look_whether_it_settles(self, key: LookupKey, decision: Decision) -> None:
+        """Warns, once, of a variant whose nodes are others at every call."""
+        if decision.reason is not Reason.CHANGED:
+            self._changed_in_a_row.pop(key, None)
+            return
+        self._changed_in_a_row[key] += 1
+        if self._changed_in_a_row[key] == _UNSETTLED:
+            _log.warning(
+                "moe steps of %s: %d calls in a row found other nodes than the one before and ran "
+                "without a graph (%s); steps that take turns need an identity each, and what "
+                "differs at every step is for decode_boundary_overlap=1",
+                key.graph,
+                _UNSETTLED,
+                decision.detail,
+            )
 
     def note_replay(self, seconds: float, groups: int) -> None:
         """Writes down a replay of what is unchanged, at little cost; observers are told apart."""
