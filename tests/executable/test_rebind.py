@@ -1,66 +1,32 @@
-"""GraphExec.rebind: every pointer into a buffer goes to another one, all or nothing, explained."""
+"""GraphExec.rebind: pointers into a buffer go to another one, in every kind of node; bad input."""
 
 from __future__ import annotations
 
-import gc
-import logging
-import random
-import weakref
 from collections.abc import Callable
-from itertools import pairwise
 from typing import Any
 
 import numpy
 import pytest
 import torch
-from helpers.contract import Bench, copy_1d, copy_2d, fill_1d
-from helpers.graph_specs import Child, Pieces, Step, build
+from helpers.contract import Bench, copy_1d, fill_1d
+from helpers.graph_specs import Child, Step, build
 from helpers.kernels import ONE_BLOCK, add_one, axpy, fill_value, scale
-from helpers.tensors import device_of, filled, replay
+from helpers.rebinding import edge, graph_of, packed, run, structure, values
+from helpers.tensors import device_of, filled
 
 import graphcore
 from graphcore import (
     CacheTypeError,
     ConfigurationError,
-    CudaError,
     Graph,
-    GraphExec,
     LifecycleError,
-    StaleGraphError,
-    UpdateRefused,
 )
-from graphcore.driver import Driver, Kernel, kernel
+from graphcore.driver import Kernel, kernel
 from graphcore.driver.emulated import EmulatedDriver
-from graphcore.driver.records import LaunchConfig, MemsetParams, NodeParams
+from graphcore.driver.records import LaunchConfig, NodeParams
 from graphcore.executable import RebindRoute
-from graphcore.executable.known_versions import MOST_VERSIONS
 from graphcore.resources.buffer import Buffer
 from graphcore.resources.lifetime import OwnerSet
-
-
-def graph_of(bench: Bench, *steps: Any) -> Graph:
-    spec = tuple(step if isinstance(step, Step) else Step(step) for step in steps)
-    return Graph(bench.driver, build(bench, spec), owned=False)
-
-
-def values(bench: Bench, address: int, count: int = 4) -> list[float]:
-    return bench.get(address, count)
-
-
-def run(executable: GraphExec, bench: Bench) -> None:
-    replay(executable, bench.stream)
-
-
-def captured(driver: Driver, step: Callable[[], object], **kept: Any) -> tuple[Graph, Any]:
-    """A capture of ``step`` that keeps tensors under their names, and its stream."""
-    capturing = graphcore.capture(driver=driver)
-    capturing.warm_up(step, 2)
-    with capturing:
-        for name, tensor in kept.items():
-            capturing.keep(tensor, name)
-        step()
-    return capturing.graph, capturing.stream
-
 
 # ---- every kind of node -------------------------------------------------------------------------
 
@@ -119,7 +85,7 @@ def test_nodes_of_child_graphs_and_bodies_are_re_pointed_too(bench: Bench) -> No
     handle = build(bench, (Step(Child((Step(inner),))),))
     _, _, bodies = bench.add_conditional(handle, "if", default=1)
     bench.add(bodies[0], bench.kernel_params(add_one, x, 4), ())
-    bench.driver.add_edges(handle, [_edge(*bench.driver.nodes(handle))])
+    bench.driver.add_edges(handle, [edge(*bench.driver.nodes(handle))])
     executable = Graph(bench.driver, handle, owned=False).instantiate()
     outcome = executable.rebind([((x, 16), (y, 16))])
     assert (outcome.nodes, outcome.route) == (2, RebindRoute.PER_NODE)
@@ -128,12 +94,6 @@ def test_nodes_of_child_graphs_and_bodies_are_re_pointed_too(bench: Bench) -> No
     run(executable, bench)
     assert values(bench, y) == [2.0] * 4
     assert values(bench, x) != [2.0] * 4
-
-
-def _edge(source: Any, target: Any) -> Any:
-    from graphcore.driver.records import Edge
-
-    return Edge(source, target)
 
 
 def test_child_graphs_go_along_in_a_whole_update(bench: Bench) -> None:
@@ -146,14 +106,6 @@ def test_child_graphs_go_along_in_a_whole_update(bench: Bench) -> None:
     assert values(bench, y) == [3.0] * 4
 
 
-packed = kernel(
-    "packed",
-    "bytes:24 work",
-    "struct Work { float* x; long long tag; float* y; }; "
-    'extern "C" __global__ void packed(Work work) '
-    "{ if (threadIdx.x == 0) { work.y[0] = work.x[0] + (float)(work.tag & 7); } }",
-    lambda _config, work: _run_packed(work),
-)
 tagged = kernel(
     "tagged",
     "f32* x, u64 tag",
@@ -163,19 +115,8 @@ tagged = kernel(
 )
 
 
-def _run_packed(work: bytes) -> None:
-    from graphcore.driver.kernel import Pointer
-
-    x, tag, y = (int.from_bytes(work[at : at + 8], "little") for at in (0, 8, 16))
-    Pointer(y, "float32").array(1)[0] = Pointer(x, "float32").array(1)[0] + (tag & 7)
-
-
 def _run_tagged(x: Any, tag: int) -> None:
     x.array(1)[0] = tag & 0xFF
-
-
-def structure(*words: int) -> bytes:
-    return b"".join(word.to_bytes(8, "little") for word in words)
 
 
 def test_words_in_structures_are_found_and_declared_numbers_are_left_alone(bench: Bench) -> None:
@@ -226,503 +167,6 @@ def test_a_chain_of_exchanges_does_not_cascade(bench: Bench) -> None:
     executable.rebind([((a, 16), (b, 16)), ((b, 16), (c, 16))])
     run(executable, bench)
     assert [values(bench, each)[0] for each in (a, b, c)] == [0.0, 11.0, 40.0]
-
-
-# ---- what was captured --------------------------------------------------------------------------
-
-
-def test_a_captured_torch_step_works_on_new_tensors_by_name(graphcore_driver: Driver) -> None:
-    driver = graphcore_driver
-    x, weight, out = (filled(driver, value, 4, 4) for value in (1.0, 2.0, 0.0))
-
-    def step() -> None:
-        out.copy_(x @ weight + x)
-
-    graph, stream = captured(driver, step, x=x, weight=weight, out=out)
-    executable = graph.instantiate()
-    replay(executable, stream)
-    assert out.tolist() == [[9.0] * 4] * 4
-    new_x, new_out = filled(driver, 3.0, 4, 4), filled(driver, float("nan"), 4, 4)
-    outcome = executable.rebind({"x": new_x, "out": new_out})
-    assert set(outcome.words) == {"x", "out"}
-    out.fill_(-1.0)
-    replay(executable, stream)
-    assert new_out.tolist() == [[27.0] * 4] * 4
-    assert out.tolist() == [[-1.0] * 4] * 4
-    weight.fill_(1.0)  # what was not named is as it was
-    replay(executable, stream)
-    assert new_out.tolist() == [[15.0] * 4] * 4
-    # and back, by the tensors
-    executable.rebind([(new_x, x), (new_out, out)])
-    replay(executable, stream)
-    assert out.tolist() == [[5.0] * 4] * 4
-
-
-def test_an_input_replaced_by_a_new_tensor_after_capture_is_mended(
-    graphcore_driver: Driver,
-) -> None:
-    """The commonest silent failure: the graph goes on reading the memory it was captured with."""
-    driver = graphcore_driver
-    x, out = filled(driver, 1.0), filled(driver, 0.0)
-    graph, stream = captured(driver, lambda: out.copy_(x * 2), x=x, out=out)
-    executable = graph.instantiate(guard="full")
-    x.data = filled(driver, 5.0)
-    assert [stale.label for stale in executable.check()] == ["x"]
-    with pytest.raises(StaleGraphError, match="x: address"):
-        executable.launch(stream)
-    outcome = executable.rebind({"x": x})
-    assert outcome.words["x"] >= 1
-    assert executable.check() == []
-    replay(executable, stream)
-    assert out.tolist() == [10.0] * 4
-
-
-def test_owners_are_swapped_and_the_old_memory_is_let_go(graphcore_driver: Driver) -> None:
-    driver = graphcore_driver
-    tensors = {"out": filled(driver, 0.0)}
-    graph, stream = captured(driver, lambda: tensors["out"].add_(1), **tensors)
-    executable = graph.instantiate()
-    graph.close()
-    gone = weakref.ref(tensors["out"])
-    new = filled(driver, 5.0)
-    executable.rebind({"out": new})
-    tensors.clear()
-    gc.collect()
-    assert gone() is None
-    assert new in executable.owners
-    assert executable.owners.labels().count("out") == 1
-    replay(executable, stream)
-    assert new.tolist() == [6.0] * 4
-    alive = weakref.ref(new)
-    del new
-    gc.collect()
-    assert alive() is not None
-    assert alive() in executable.graph.owners
-    executable.close()
-    del executable
-    gc.collect()
-    assert alive() is None
-
-
-def test_the_pool_and_temporaries_stay(graphcore_driver: Driver) -> None:
-    driver = graphcore_driver
-    x, out = filled(driver, 1.0, 64), filled(driver, 0.0, 64)
-    graph, stream = captured(driver, lambda: out.copy_((x + 1) * (x + 2)), x=x, out=out)
-    executable = graph.instantiate()
-    kept = [label for label in executable.owners.labels() if "pool" in label]
-    graph.close()
-    executable.rebind({"x": filled(driver, 2.0, 64)})
-    assert [label for label in executable.owners.labels() if "pool" in label] == kept
-    replay(executable, stream)
-    assert out.tolist() == [12.0] * 64
-
-
-def test_a_marked_buffer_is_forgiven_once_it_is_exchanged(graphcore_driver: Driver) -> None:
-    driver = graphcore_driver
-    x, out = filled(driver, 1.0), filled(driver, 0.0)
-    graph, stream = captured(driver, lambda: out.copy_(x * 2), x=x, out=out)
-    executable = graph.instantiate(guard="owners")
-    executable.mark_stale("grew", "x")
-    executable.rebind({"out": filled(driver, 0.0)})
-    with pytest.raises(StaleGraphError, match="grew"):
-        executable.launch(stream)
-    executable.rebind({"x": filled(driver, 3.0)})
-    replay(executable, stream)
-
-
-@pytest.mark.parametrize("share", [1, 9], ids=["a whole update", "node by node"])
-def test_old_memory_may_be_freed_and_new_memory_is_watched_instead(
-    bench: Bench, share: int
-) -> None:
-    """Memory that nobody keeps alive: raw addresses, told by what the nodes point into."""
-    driver = bench.driver
-    x, y, out = driver.alloc(16), bench.put([1.0] * 4), bench.put([0.0] * 4)
-    driver.write(x, bytes(16))
-    executable = many(bench, x, out, 1, share).instantiate(guard="full")
-    run(executable, bench)
-    executable.rebind([((x, 16), (y, 16))])
-    driver.free(x)
-    assert executable.check() == []
-    run(executable, bench)
-    assert values(bench, y) == [2.0] * 4
-    # the other buffer is watched as before
-    gone = driver.alloc(16)
-    driver.write(gone, bytes(16))
-    executable.rebind([((y, 16), (gone, 16))])
-    run(executable, bench)
-    driver.free(gone)
-    with pytest.raises(StaleGraphError, match="freed"):
-        executable.launch(bench.stream)
-
-
-def test_watched_memory_is_exchanged_by_its_name_and_watched_no_more(
-    graphcore_driver: Driver,
-) -> None:
-    driver = graphcore_driver
-    tensors = {"x": filled(driver, 1.0)}
-    out, new = filled(driver, 0.0), filled(driver, 4.0)
-    graph, stream = captured(driver, lambda: out.copy_(tensors["x"] * 2), out=out)
-    graph.watch({"x": tensors["x"]})
-    executable = graph.instantiate(guard="owners")
-    graph.close()
-    assert executable.rebind({"x": new}).words["x"] >= 1
-    del tensors["x"]
-    gc.collect()
-    replay(executable, stream)
-    assert out.tolist() == [8.0] * 4
-    assert new in executable.owners
-
-
-# ---- routes, and what is known afterwards -------------------------------------------------------
-
-
-def many(bench: Bench, x: int, out: int, touching: int, total: int) -> Graph:
-    steps: list[Any] = [bench.kernel_params(add_one, x, 4) for _ in range(touching)]
-    steps += [bench.kernel_params(add_one, out, 4) for _ in range(total - touching)]
-    return graph_of(bench, *(Step(step, (i - 1,) if i else ()) for i, step in enumerate(steps)))
-
-
-@pytest.mark.parametrize(("touching", "route"), [(4, RebindRoute.PER_NODE), (5, RebindRoute.WHOLE)])
-def test_under_a_quarter_of_the_nodes_goes_one_by_one(
-    bench: Bench, caplog: pytest.LogCaptureFixture, touching: int, route: RebindRoute
-) -> None:
-    x, y, out = bench.put([0.0] * 4), bench.put([0.0] * 4), bench.put([0.0] * 4)
-    executable = many(bench, x, out, touching, 20).instantiate()
-    handle = executable.handle
-    with caplog.at_level(logging.INFO, "graphcore"):
-        outcome = executable.rebind([((x, 16), (y, 16))])
-    assert outcome.route is route
-    assert executable.handle == handle
-    assert "quarter" in outcome.reason
-    assert f"{route.value}: {touching} pointers in {touching} nodes" in caplog.messages[-1]
-    run(executable, bench)
-    assert [values(bench, each)[0] for each in (x, y, out)] == [0, touching, 20 - touching]
-    # what is known is what runs
-    expected = many(bench, y, out, touching, 20)
-    assert executable.fingerprint().digest == expected.fingerprint().digest
-    assert executable.graph.fingerprint().digest == expected.fingerprint().digest
-
-
-def test_going_back_and_forth_makes_no_new_graphs(bench: Bench) -> None:
-    x, y = bench.put([0.0] * 4), bench.put([0.0] * 4)
-    executable = graph_of(bench, bench.kernel_params(add_one, x, 4)).instantiate()
-    graphs, routes, reasons = set(), set(), []
-    for turn in range(8):
-        old, new = ((x, 16), (y, 16)) if turn % 2 == 0 else ((y, 16), (x, 16))
-        outcome = executable.rebind([(old, new)])
-        assert dict(outcome.words) == {"old 0": 1}
-        routes.add(outcome.route)
-        reasons.append(outcome.reason)
-        graphs.add(executable._current.version.resource.handle)
-        run(executable, bench)
-    assert (values(bench, x), values(bench, y)) == ([4.0] * 4, [4.0] * 4)
-    assert routes == {RebindRoute.WHOLE}
-    assert len(graphs) == 2
-    assert set(reasons[3:]) == {"a graph of an earlier exchange"}
-    # a change of a node in between is not forgotten, and comes back with its graph only
-    executable.set_params(0, {"n": 2})
-    executable.rebind([((x, 16), (y, 16))])
-    run(executable, bench)
-    assert values(bench, y) == [5.0, 5.0, 4.0, 4.0]
-    assert executable.snapshot().nodes[0].arguments[1].value == 2
-
-
-@pytest.mark.parametrize("other_turn", ["another buffer", "no other"])
-def test_from_the_second_time_on_an_exchange_is_one_update(
-    other_turn: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bench = Bench(EmulatedDriver())
-    x, y, z = (bench.put([0.0] * 4) for _ in range(3))
-    handle = bench.driver.clone_graph(
-        graph_of(bench, *[bench.kernel_params(add_one, x, 4)] * 4).handle
-    )
-    executable = Graph(bench.driver, handle).instantiate()
-    ring = [x, y, z, x] if other_turn == "another buffer" else [x, y, x]
-    calls: list[str] = []
-    for name in ("clone_graph", "nodes", "node_params", "set_node_params", "update_exec"):
-        call = getattr(EmulatedDriver, name)
-
-        def noting(*given: Any, name: str = name, call: Any = call, **named: Any) -> Any:
-            calls.append(name)
-            return call(*given, **named)
-
-        monkeypatch.setattr(EmulatedDriver, name, noting)
-    for turn in range(3):
-        for old, new in pairwise(ring):
-            calls.clear()
-            assert executable.rebind([((old, 16), (new, 16))]).nodes == 4
-            if turn:
-                assert calls == ["update_exec"]
-            run(executable, bench)
-    assert [values(bench, each) for each in ring[1:]] == [[12.0] * 4] * (len(ring) - 1)
-    executable.update(executable.graph)
-    assert not executable._current.known._made, "an update lets go of them"
-    bench.close()
-
-
-def test_many_buffers_in_turn_keep_a_few_graphs_only(bench: Bench) -> None:
-    buffers = [bench.put([0.0] * 4) for _ in range(MOST_VERSIONS + 3)]
-    executable = graph_of(bench, bench.kernel_params(add_one, buffers[0], 4)).instantiate()
-    for _ in range(2):
-        for old, new in zip(buffers, [*buffers[1:], buffers[0]], strict=True):
-            executable.rebind([((old, 16), (new, 16))])
-            run(executable, bench)
-    assert [values(bench, each) for each in buffers] == [[2.0] * 4] * len(buffers)
-    assert len(executable._current.known._made) <= MOST_VERSIONS
-
-
-def test_later_changes_and_rebinds_build_on_the_new_pointers(bench: Bench) -> None:
-    x, y, z = (bench.put([0.0] * 4) for _ in range(3))
-    graph = graph_of(bench, bench.kernel_params(fill_value, x, 1.0, 4))
-    node = graph.snapshot().nodes[0]
-    executable = graph.instantiate()
-    bound = executable.bind_params(node)
-    executable.rebind([((x, 16), (y, 16))])
-    executable.set_params(node, {"value": 2.0})  # the records of before still name the node
-    run(executable, bench)
-    assert (values(bench, x), values(bench, y)) == ([0.0] * 4, [2.0] * 4)
-    executable.rebind([((y, 16), (z, 16))])
-    run(executable, bench)
-    assert values(bench, z) == [2.0] * 4
-    bound(x, 7.0, 4)
-    executable.rebind([((x, 16), (y, 16))])
-    run(executable, bench)
-    assert values(bench, y) == [7.0] * 4
-    with pytest.raises(ConfigurationError, match="not found"):
-        executable.rebind([((x, 16), (z, 16))])
-
-
-def test_an_update_after_a_rebind_brings_its_own_pointers(bench: Bench) -> None:
-    x, y = bench.alloc(16), bench.alloc(16)
-    graph = graph_of(bench, bench.kernel_params(fill_value, x, 1.0, 4))
-    executable = graph.instantiate()
-    executable.rebind([((x, 16), (y, 16))])
-    assert executable.update(graph).is_current
-    run(executable, bench)
-    assert values(bench, x) == [1.0] * 4
-
-
-def test_copies_of_rows_are_re_pointed_by_a_new_executable(bench: Bench) -> None:
-    x, y, out = bench.put([1.0] * 8), bench.put([2.0] * 8), bench.alloc(32)
-    graph = graph_of(bench, copy_2d(out, x, 8, 2, 16, 16), bench.kernel_params(add_one, x, 1))
-    executable = graph.instantiate()
-    executable.enable(1, False)
-    with pytest.raises(UpdateRefused, match="memcpy"):
-        executable.rebind([((x, 32), (y, 32))], reinstantiate=False)
-    run(executable, bench)
-    assert values(bench, out, 2) == [1.0] * 2
-    outcome = executable.rebind([((x, 32), (y, 32))])
-    assert outcome.route is RebindRoute.REINSTANTIATED
-    assert executable.is_enabled(1) is False
-    run(executable, bench)
-    assert values(bench, out, 2) == [2.0] * 2
-    assert values(bench, y, 1) == [2.0]
-
-
-def test_switched_off_nodes_stay_off(bench: Bench) -> None:
-    x, y = bench.put([0.0] * 4), bench.put([0.0] * 4)
-    executable = graph_of(bench, bench.kernel_params(add_one, x, 4)).instantiate()
-    executable.enable(0, False)
-    executable.rebind([((x, 16), (y, 16))])
-    assert executable.is_enabled(0) is False
-    run(executable, bench)
-    assert values(bench, y) == [0.0] * 4
-
-
-def test_what_a_capture_embeds_works_on_the_new_buffers(bench: Bench) -> None:
-    x, y = bench.alloc(16), bench.alloc(16)
-    executable = graph_of(bench, bench.kernel_params(fill_value, x, 1.0, 4)).instantiate()
-    executable.rebind([((x, 16), (y, 16))])
-    with graphcore.capture(driver=bench.driver) as capture:
-        executable.launch(capture.stream)
-    run(capture.graph.instantiate(), bench)
-    assert values(bench, y) == [1.0] * 4
-
-
-@pytest.mark.parametrize("seed", range(25))
-def test_a_rebound_executable_is_one_of_the_graph_built_over_the_new_buffer(
-    bench: Bench, seed: int
-) -> None:
-    """Random graphs, nested ones and copies of rows among them."""
-    pieces = Pieces(bench, seed)
-    first = Graph(bench.driver, build(bench, pieces.spec()), owned=False)
-    old, pieces.a, pieces.random = pieces.a, bench.alloc(4096), random.Random(seed)
-    second = Graph(bench.driver, build(bench, pieces.spec()), owned=False)
-    executable = first.instantiate()
-    if first.fingerprint().digest == second.fingerprint().digest:
-        with pytest.raises(ConfigurationError, match="not found"):
-            executable.rebind([((old, 4096), (pieces.a, 4096))])
-        return
-    executable.rebind([((old, 4096), (pieces.a, 4096))])
-    assert executable.fingerprint().digest == second.fingerprint().digest
-    assert executable.graph.fingerprint().digest == second.fingerprint().digest
-    run(executable, bench)
-    back = executable.rebind([((pieces.a, 4096), (old, 4096))])
-    assert executable.fingerprint().digest == first.fingerprint().digest, back
-    run(executable, bench)
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_a_copy_lists_its_nodes_in_the_order_of_the_original(bench: Bench, seed: int) -> None:
-    """A copy's nodes are known by their places only."""
-    pieces = Pieces(bench, seed)
-    handle = build(bench, pieces.spec(most=12))
-    # an edge from a later node to an earlier one: the order of creation is not that of the work
-    late = bench.add_kernel(handle, add_one, pieces.a, 1)
-    bench.driver.add_edges(handle, [_edge(late, bench.driver.nodes(handle)[0])])
-    graph = Graph(bench.driver, handle, owned=False)
-    pairs = list(zip(graph.snapshot().walk(), graph.clone().snapshot().walk(), strict=True))
-    for original, copy in pairs:
-        assert (original.index, original.kind, original.name) == (copy.index, copy.kind, copy.name)
-        if not original.inner:
-            assert original.params == copy.params
-
-
-def test_a_graph_that_was_edited_since_is_not_copied_blindly(bench: Bench) -> None:
-    x, y = bench.alloc(16), bench.alloc(16)
-    graph = graph_of(bench, bench.kernel_params(add_one, x, 4))
-    executable = graph.instantiate()
-    node = executable.snapshot().nodes[0]
-    bench.driver.set_node_params(node.handle, bench.kernel_params(fill_value, x, 1.0, 4))
-    with pytest.raises(LifecycleError, match="edited since"):
-        executable.rebind([((x, 16), (y, 16))])
-
-
-# ---- all or nothing -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("failing", [0, 1, 2])
-def test_a_failure_half_way_puts_back_what_was_changed(failing: int) -> None:
-    driver = EmulatedDriver()
-    bench = Bench(driver)
-    x, y, out = bench.put([0.0] * 4), bench.put([0.0] * 4), bench.put([0.0] * 4)
-    executable = many(bench, x, out, 3, 20).instantiate()
-    before = executable.snapshot()
-    driver.faults.inject("set_exec_node_params", after=failing)
-    with pytest.raises(CudaError) as caught:
-        executable.rebind([((x, 16), (y, 16))])
-    assert f"{failing} nodes that were changed before have been put back" in str(
-        caught.value.__notes__
-    )
-    assert executable.snapshot() == before
-    run(executable, bench)
-    assert (values(bench, x), values(bench, y)) == ([3.0] * 4, [0.0] * 4)
-    executable.rebind([((x, 16), (y, 16))])
-    run(executable, bench)
-    assert values(bench, y) == [3.0] * 4
-
-
-def test_what_could_not_be_put_back_is_said(bench: Bench) -> None:
-    driver = EmulatedDriver()
-    bench = Bench(driver)
-    x, y, out = bench.put([0.0] * 4), bench.put([0.0] * 4), bench.put([0.0] * 4)
-    executable = many(bench, x, out, 2, 20).instantiate()
-    driver.faults.inject("set_exec_node_params", count=2, after=1)
-    with pytest.raises(CudaError) as caught:
-        executable.rebind([((x, 16), (y, 16))])
-    assert "could not be put back" in str(caught.value.__notes__)
-    assert "node 0" in str(caught.value.__notes__)
-
-
-@pytest.mark.parametrize("call", ["clone_graph", "set_node_params", "update_exec"])
-def test_a_failure_of_a_whole_update_leaves_everything(call: str) -> None:
-    driver = EmulatedDriver()
-    bench = Bench(driver)
-    x, y = bench.put([0.0] * 4), bench.put([0.0] * 4)
-    executable = graph_of(bench, bench.kernel_params(add_one, x, 4)).instantiate()
-    driver.faults.inject(call)
-    with pytest.raises(CudaError):
-        executable.rebind([((x, 16), (y, 16))])
-    run(executable, bench)
-    assert (values(bench, x), values(bench, y)) == ([1.0] * 4, [0.0] * 4)
-
-
-# ---- ambiguous ----------------------------------------------------------------------------------
-
-
-def test_a_word_in_two_named_buffers_is_refused_with_node_argument_and_byte(bench: Bench) -> None:
-    bench.driver.function(packed)
-    pool, y = bench.put([0.0] * 64), bench.put([0.0] * 64)
-    graph = graph_of(bench, bench.kernel_params(packed, structure(pool + 32, 0, pool)))
-    executable = graph.instantiate()
-    names = {"cache": (pool, 128)}
-    with pytest.raises(ConfigurationError) as caught:
-        executable.rebind([((pool + 32, 32), (y, 32))], names=names)
-    text = str(caught.value)
-    assert "node 0 (kernel packed): arg 0 (work), byte 0: ambiguous" in text
-    assert "old 0 + 0 bytes or cache + 32 bytes" in text
-    # named as a whole it can be exchanged
-    assert executable.rebind({"cache": (y, 128)}, names=names).words == {"cache": 2}
-
-
-def test_a_word_that_is_not_aligned_is_refused(bench: Bench) -> None:
-    bench.driver.function(packed)
-    x, y = bench.put([0.0] * 4), bench.put([0.0] * 4)
-    data = bytearray(structure(x, 0, x))
-    data[12:20] = x.to_bytes(8, "little")
-    executable = graph_of(bench, bench.kernel_params(packed, bytes(data))).instantiate()
-    with pytest.raises(ConfigurationError, match="byte 12: a word that is not aligned"):
-        executable.rebind([((x, 16), (y, 16))])
-
-
-STRADDLING: dict[str, tuple[Callable[[int, int], NodeParams], str]] = {
-    "past the end": (
-        lambda x, out: copy_1d(out, x + 8, 16),
-        r"memcpy\): src touches 16 bytes from byte 8 of old 0",
-    ),
-    "from before": (
-        lambda x, out: copy_1d(out, x - 8, 16),
-        r"memcpy\): src begins outside old 0 and reaches into it",
-    ),
-    "a fill": (lambda x, _: MemsetParams(x, 0, 4, 8), r"memset\): address touches 32 bytes"),
-}
-
-
-@pytest.mark.parametrize("name", STRADDLING)
-def test_copies_and_fills_that_reach_past_the_buffer_are_refused(bench: Bench, name: str) -> None:
-    whole, y, out = bench.put([0.0] * 32), bench.put([0.0] * 4), bench.alloc(64)
-    x = whole + 32
-    make, message = STRADDLING[name]
-    executable = graph_of(bench, make(x, out)).instantiate()
-    with pytest.raises(ConfigurationError, match=message):
-        executable.rebind([((x, 16), (y, 16))])
-
-
-def test_copies_of_rows_beside_the_buffer_are_no_part_of_it(bench: Bench) -> None:
-    whole, y, out = bench.put([1.0] * 16), bench.put([0.0] * 4), bench.alloc(64)
-    # rows at 0 and 32, the buffer from 16 to 32 between them
-    rows = copy_2d(out, whole, 16, 2, 16, 32)
-    fill = fill_1d(whole + 16, 0, 4)
-    executable = graph_of(bench, rows, fill).instantiate()
-    assert executable.rebind([((whole + 16, 16), (y, 16))]).nodes == 1
-
-
-def test_the_holes_of_a_strided_buffer_are_anothers(bench: Bench) -> None:
-    both = filled(bench.driver, 0.0, 4, 2)
-    left, right = both[:, 0], both[:, 1]
-    new = filled(bench.driver, 0.0, 4, 2)[:, 0]
-    start = both.data_ptr()
-    graph = graph_of(
-        bench,
-        bench.kernel_params(add_one, start + 8, 1),
-        bench.kernel_params(add_one, start + 12, 1),
-    )
-    owners = OwnerSet().with_(right, label="right")
-    executable = Graph(bench.driver, graph.handle, owners=owners, owned=False).instantiate()
-    assert executable.rebind([(left, new)]).nodes == 1
-    run(executable, bench)
-    assert new.tolist() == [0.0, 1.0, 0.0, 0.0]
-    assert both.flatten().tolist() == [0, 0, 0, 1, 0, 0, 0, 0]
-
-
-def test_memory_that_gets_two_names_is_told(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
-    a, b = filled(bench.driver, 0.0), filled(bench.driver, 0.0)
-    add = bench.kernel_params(add_one, a.data_ptr(), 4)
-    handle = build(bench, (Step(add), Step(bench.kernel_params(add_one, b.data_ptr(), 4))))
-    owners = OwnerSet().with_(a, label="a").with_(b, label="b")
-    executable = Graph(bench.driver, handle, owners=owners, owned=False).instantiate()
-    executable.rebind([(a, b)])
-    assert "a goes to memory that the graph uses as b already" in caplog.text
 
 
 # ---- bad input ----------------------------------------------------------------------------------
