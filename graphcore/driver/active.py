@@ -76,7 +76,7 @@ class ActiveCapture:
 class _ThreadCaptures(threading.local):
     def __init__(self) -> None:
         self.stack: list[ActiveCapture] = []
-        self.used: list[tuple[Any, StreamHandle]] = []
+        self.used: list[weakref.ref[_Use]] = []
 
 
 class _Turn:
@@ -198,22 +198,33 @@ def under_way() -> tuple[ActiveCapture, ...]:
     return tuple(_waiting.captures)
 
 
+class _Use:
+    """What a :func:`using` block says."""
+
+    __slots__ = ("__weakref__", "driver", "stream")
+
+    def __init__(self, driver: Any, stream: StreamHandle) -> None:
+        self.driver, self.stream = driver, stream
+
+
 @contextmanager
 def using(driver: Any, stream: StreamHandle) -> Iterator[None]:
     """A block in which work of this thread that names no stream goes to ``stream``."""
-    _captures.used.append((driver, stream))
+    use = _Use(driver, stream)
+    entry = weakref.ref(use)  # dies with this frame, wherever Ctrl-C came
     try:
+        _captures.used.append(entry)
         yield
     finally:
-        _captures.used.pop()
+        _captures.used[:] = [each for each in _captures.used if each is not entry and each()]
 
 
 def used_stream(driver: Any) -> StreamHandle | None:
     """The stream of the innermost :func:`using` block for the context of ``driver``."""
-    stream: StreamHandle
-    for other, stream in reversed(_captures.used):
-        if other is driver or _is_same_context(other, driver):
-            return stream
+    for entry in reversed(_captures.used):
+        use = entry()
+        if use is not None and (use.driver is driver or _is_same_context(use.driver, driver)):
+            return use.stream
     return None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -266,3 +267,15 @@ def test_a_stream_in_use_is_that_of_the_innermost_block_for_the_device() -> None
         assert active.used_stream(driver) == 8
         assert in_thread(lambda: active.used_stream(driver)) is None
     assert active.used_stream(driver) is None
+
+
+def test_a_stream_in_use_is_forgotten_with_its_block_where_nobody_could_take_it_back():
+    driver = EmulatedDriver()
+    left = active._Use(driver, StreamHandle(77))  # Ctrl-C came into the block's own last lines
+    active._captures.used.append(weakref.ref(left))
+    assert active.used_stream(driver) == 77
+    del left
+    assert active.used_stream(driver) is None
+    with active.using(driver, StreamHandle(78)):
+        assert active.used_stream(driver) == 78
+    assert active._captures.used == []
