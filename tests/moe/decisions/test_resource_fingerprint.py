@@ -204,7 +204,7 @@ def test_the_number_is_the_same_in_another_process() -> None:
         text=True,
         check=True,
         timeout=60,
-        cwd=Path(__file__).parent.parent,
+        cwd=Path(__file__).parents[2],
     ).stdout
     assert int(found) == fingerprint().number
 

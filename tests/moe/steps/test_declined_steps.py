@@ -200,7 +200,7 @@ ELSEWHERE = {
     Reason.HOST_STAGED: "test_more_experts_than_slots_are_staged",
     Reason.SEMANTICS: "a step of another meaning has a variant of its own (T4)",
     Reason.UNAVAILABLE: "test_t7_a_step_under_way_holds_up_a_manifest_and_nobody_else",
-    Reason.DRIVER: "tests/moe/test_step_faults.py",
+    Reason.DRIVER: "tests/moe/steps/test_step_faults.py",
     Reason.EVALUATOR: "test_work_that_fails_is_known_to_have_failed",
     Reason.FINISH: "test_an_end_that_fails_drops_the_capture",
 }
