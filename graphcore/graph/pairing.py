@@ -7,8 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from graphcore.driver.api import Driver
 from graphcore.driver.pairing import Mismatch, Need, Outline, Pairs, Stop, pair
+from graphcore.driver.records import GraphHandle, NodeKind
 from graphcore.graph.snapshot import GraphSnapshot
+
+_WITH_GRAPHS_INSIDE = frozenset({NodeKind.CHILD, NodeKind.CONDITIONAL})
 
 
 def pair_snapshots(
@@ -29,6 +33,22 @@ def outline(graph: GraphSnapshot) -> Outline:
     for (source, target), data in graph.edges_with_data():
         needs[target].append((source, data))
     return Outline(tuple(node.kind.value for node in graph.nodes), tuple(map(tuple, needs)))
+
+
+def read_outline(driver: Driver, graph: GraphHandle) -> Outline | None:
+    """The outline of a graph, without the rest of a snapshot; None where a node has graphs inside.
+
+    The walk of :func:`pair` over two equal outlines pairs each node with the one at its place.
+    """
+    nodes = driver.nodes(graph)
+    kinds = [driver.node_kind(node) for node in nodes]
+    if not _WITH_GRAPHS_INSIDE.isdisjoint(kinds):
+        return None
+    place = {node: index for index, node in enumerate(nodes)}
+    needs: list[list[Need]] = [[] for _ in nodes]
+    for source, target, data in driver.plain_edges(graph):
+        needs[place[target]].append((place[source], data))
+    return Outline(tuple(kind.value for kind in kinds), tuple(map(tuple, needs)))
 
 
 def first_unlike(old: GraphSnapshot, new: GraphSnapshot) -> int | None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from helpers.contract import Bench, copy_1d, copy_2d, fill_1d
-from helpers.graph_specs import Spec, Step, build
+from helpers.graph_specs import Child, Spec, Step, build
 from helpers.kernels import add_one, fill_value, scale, write_cluster_size
 from helpers.tensors import filled, replay
 
@@ -337,6 +337,35 @@ def test_a_graph_of_several_cluster_sizes_is_updated_with_itself_in_place(bench:
     # and with another graph of the same sizes
     again = owned(bench, build(bench, tuple(map(Step, kernels))))
     assert executable.update(again).status is UpdateStatus.UPDATED
+
+
+@pytest.mark.parametrize("in_child", [False, True], ids=["", "in_child"])
+@pytest.mark.parametrize("sizes", [(2, 4), (4, 2)], ids=["kept", "swapped"])
+def test_graphs_are_read_whole_only_where_attributes_may_have_moved(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, int], in_child: bool
+) -> None:
+    def made(outs: list[int], sizes: tuple[int, int]) -> Graph:
+        steps = tuple(
+            Step(bench.kernel_params(write_cluster_size, out, config=wide(cluster=(size, 1, 1))))
+            for out, size in zip(outs, sizes, strict=True)
+        )
+        return owned(bench, build(bench, (Step(Child(steps)),) if in_child else steps))
+
+    executable = made([bench.alloc(4), bench.alloc(4)], (2, 4)).instantiate()
+    outs = [bench.alloc(4), bench.alloc(4)]
+    new, reads = made(outs, sizes), []
+    original = bench.driver.all_params
+    monkeypatch.setattr(
+        bench.driver, "all_params", lambda graph: reads.append(graph) or original(graph)
+    )
+    outcome = executable.update(new)
+    is_kept = sizes == (2, 4)
+    assert outcome.status is (UpdateStatus.UPDATED if is_kept else UpdateStatus.REINSTANTIATED)
+    assert (not reads) == (is_kept and not in_child)
+    for out in outs:
+        bench.poison(out, 4)
+    replay(executable, bench.stream)
+    assert [bench.get(out, 1, "int32") for out in outs] == [[size] for size in sizes]
 
 
 def test_a_cluster_size_changed_in_the_graph_itself_is_found(bench: Bench) -> None:

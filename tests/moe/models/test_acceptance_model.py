@@ -182,8 +182,13 @@ def _verification(reuse: GraphReuse, rows: Rows) -> Any:
 def test_a_long_generation_is_bit_equal_with_a_graph_and_without(
     graphcore_driver: Driver, tokens: int
 ) -> None:
-    """Ids of a whole generation, and the logits behind its last token."""
+    """Ids of a whole generation, and the logits behind its last token.
+
+    Attention is transformers' own arithmetic: torch's fused one gives other bits at each call on a
+    device once some hundred keys are read, with a graph and without.
+    """
     model = make_shaped(graphcore_driver)
+    model.set_attn_implementation("eager")
     model.config.max_position_embeddings = tokens + 32
     prompt = make_prompt(graphcore_driver, 9, seed=6)
     found = []
