@@ -22,10 +22,10 @@ _BOUND = {"bind_launch": Step.LAUNCH, "bind_update": Step.UPDATE}
 
 
 class Recording:
-    """Steps of a driver from now on; :meth:`taken` hands them over."""
+    """Steps of ``driver`` from now on; :meth:`taken` hands them over."""
 
     def __init__(self, driver: Driver) -> None:
-        self._driver = driver
+        self.driver = driver
         self.steps: list[Step] = []
         self._is_inside = False
         for name, step in _CALLS.items():
@@ -41,7 +41,7 @@ class Recording:
     def close(self) -> None:
         """Writes down nothing more."""
         for name in (*_CALLS, *_BOUND):
-            delattr(self._driver, name)
+            delattr(self.driver, name)
 
     def _noting(self, call: Callable[..., Any], step: Step) -> Callable[..., Any]:
         def noted(*arguments: Any, **options: Any) -> Any:

@@ -108,6 +108,10 @@ class Scene:
         self.random = random.Random(7)
         self.seen: list[Any] = []
         self.reuse.observers.append(self.seen.append)
+        self.claim: Any = None
+        """What steps claim to be, where a test has them claim something."""
+        self.after: Callable[[], object] = lambda: None
+        """Ends what goes on beside the steps."""
 
     def publish(self, manifest: Manifest) -> int:
         publication = self.manifests.replace(manifest)

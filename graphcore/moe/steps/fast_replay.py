@@ -75,6 +75,7 @@ class FastReplay(NamedTuple):
             and self.given is certificate
             and self.published is published
             and self.variant.state is self.state
+            and not work.obstacle
         )
 
     def has_slots(self) -> bool:

@@ -5,148 +5,21 @@ After each the next steps are right, and a capture that was kept replays at once
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import pytest
+from helpers import moe_shortfalls as shortfalls
+from helpers.moe_shortfalls import Prepare, check_sums, claim_of, mended
 from helpers.moe_steps import LAYERS, Lane, Layers, Scene
 
 from graphcore.driver import Driver
 from graphcore.driver.emulated import EmulatedDriver
 from graphcore.errors import LifecycleError
-from graphcore.moe import CallableStep, GroupUse, Kind, Namespace, Phase, Reason, RowSemantics, Way
+from graphcore.moe import CallableStep, GroupUse, Kind, Reason, Way
 from graphcore.moe.decisions.decline_table import DECLINE_TABLE, ruling
-from graphcore.moe.decisions.resource_fingerprint import FingerprintReason, FingerprintRefusal
-from graphcore.moe.decisions.witnesses import Witnesses
-from graphcore.moe.manifests.ownership import Transaction
-from graphcore.moe.steps import fact_finder
 
 DECLINED, FAILED = Kind.DECLINED, Kind.FAILED
 GRAPH, DIRECT, STAGED, NOTHING = Way
-Options = dict[str, Any]
-Prepare = Callable[[Scene, Lane, pytest.MonkeyPatch], Options | None]
-
-
-class Owner:
-    """What owned slots once."""
-
-
-def variant_of(scene: Scene) -> Any:
-    (found,) = [each for each in scene.reuse.variants if each.use is not None]
-    return found
-
-
-def with_uses(lane: Lane, **changes: Any) -> None:
-    lane.step.set_groups([replace_use(use, **changes) for use in lane.uses()])
-
-
-def replace_use(use: GroupUse, **changes: Any) -> GroupUse:
-    fields = {"admission": use.admission, **changes}
-    return GroupUse(use.group, use.ids, **fields)
-
-
-# ---- what leads to each row ---------------------------------------------------------------------
-
-
-def graphs_are_off(scene, lane, monkeypatch):
-    monkeypatch.setenv("GRAPHCORE_DISABLE", "1")
-
-
-def rows_of_a_prompt(scene, lane, monkeypatch):
-    return {"phase": Phase.DECODE, "prompt_rows": lane.rows}
-
-
-def rows_of_a_prompt_and_an_owner_is_gone(scene, lane, monkeypatch):
-    an_owner_is_gone(scene, lane, monkeypatch)
-    return rows_of_a_prompt(scene, lane, monkeypatch)
-
-
-def malformed(scene, lane, monkeypatch):
-    return {"malformed": True}
-
-
-def no_slots(scene, lane, monkeypatch):
-    scene.reuse.pool = None
-
-
-def other_bits(scene, lane, monkeypatch):
-    with_uses(lane, equivalence="it would round otherwise")
-
-
-def nobody_chose_the_ids(scene, lane, monkeypatch):
-    with_uses(lane, chain=())
-
-
-def an_adapter(scene, lane, monkeypatch):
-    scene.publish(scene.manifest.adapted("lora", ["layers.1.down"]))
-
-
-def no_experts_any_more(scene, lane, monkeypatch):
-    scene.claim = scene.reuse.certificate(lane.step)
-    lane.step.set_groups([])
-
-
-def an_obstacle(scene, lane, monkeypatch):
-    lane.step.obstacle = "it asks the host"
-
-
-def a_moved_output(scene, lane, monkeypatch):
-    lane.move_output()
-
-
-def a_capture_in_part(scene, lane, monkeypatch):
-    variant = variant_of(scene)
-    variant.state = replace(variant.state, is_warm=False)
-
-
-def a_stream_that_is_closed(scene, lane, monkeypatch):
-    stream = scene.driver.stream()
-    stream.close()
-    with_uses(lane, stream=stream)
-
-
-def another_stream_for_a_group(scene, lane, monkeypatch):
-    with_uses(lane, stream=scene.driver.stream())
-
-
-def no_fingerprint(scene, lane, monkeypatch):
-    scene.reuse.release()
-    assert lane.run(scene.claim).kind is Kind.DIRECT
-    refusal = FingerprintRefusal(FingerprintReason.REFRESHING, "group layers.0")
-    monkeypatch.setattr(fact_finder, "fingerprint_refusal", lambda *_: refusal)
-
-
-def owners_that_nobody_can_watch(scene, lane, monkeypatch):
-    scene.reuse.release()
-    scene.reuse._finder.sights.forget()
-    monkeypatch.setattr(fact_finder, "owners_of", lambda *_: (object(),))
-    assert lane.run(scene.claim).kind is Kind.DIRECT
-
-
-def a_moved_output_and_another_stream(scene, lane, monkeypatch):
-    lane.move_output()
-    return {"stream": scene.driver.stream(blocking=True)}
-
-
-def an_owner_is_gone(scene, lane, monkeypatch):
-    variant = variant_of(scene)
-    witnesses = Witnesses.of([Owner()])
-    gc.collect()
-    capture = replace(variant.state.capture, witnesses=witnesses)
-    variant.state = replace(variant.state, capture=capture)
-
-
-def another_dispatch(scene, lane, monkeypatch):
-    ownership = scene.manifests.ownership
-    other = ownership.enter("other", LAYERS, scene.manifests.current.generation)
-    assert isinstance(other, Transaction)
-    scene.after = lambda: ownership.leave(other)
-
-
-def another_stream(scene, lane, monkeypatch):
-    return {"stream": scene.driver.stream(blocking=True)}
 
 
 @dataclass(frozen=True)
@@ -167,32 +40,36 @@ _STAGED_FAILED = ((DECLINED, STAGED), (FAILED, NOTHING))
 _FAILED = ((FAILED, NOTHING), (FAILED, NOTHING))
 
 ROWS = {
-    "graphs are off": Row(graphs_are_off, Reason.DISABLED, *_BOTH_DIRECT, is_kept=True),
-    "phase": Row(rows_of_a_prompt, Reason.PHASE, *_BOTH_DIRECT, is_kept=True),
+    "graphs are off": Row(shortfalls.graphs_are_off, Reason.DISABLED, *_BOTH_DIRECT, is_kept=True),
+    "phase": Row(shortfalls.rows_of_a_prompt, Reason.PHASE, *_BOTH_DIRECT, is_kept=True),
     "phase, not retained": Row(
-        rows_of_a_prompt_and_an_owner_is_gone, Reason.NOT_RETAINED, *_BOTH_DIRECT
+        shortfalls.rows_of_a_prompt_and_an_owner_is_gone, Reason.NOT_RETAINED, *_BOTH_DIRECT
     ),
-    "certificate": Row(malformed, Reason.CERTIFICATE, *_DIRECT_FAILED, is_kept=True),
-    "no slots": Row(no_slots, Reason.NO_CONTEXT, *_STAGED_FAILED),
-    "not ready": Row(other_bits, Reason.NOT_READY, *_DIRECT_FAILED),
-    "corrupt plan": Row(nobody_chose_the_ids, Reason.PLAN_ERROR, *_FAILED),
-    "coverage": Row(an_adapter, Reason.COVERAGE, *_DIRECT_FAILED),
-    "not needed": Row(no_experts_any_more, Reason.NOT_NEEDED, *_BOTH_DIRECT),
-    "not capturable": Row(an_obstacle, Reason.NOT_CAPTURABLE, *_BOTH_DIRECT),
-    "properties": Row(a_moved_output, Reason.PROPERTIES, *_BOTH_DIRECT),
-    "capture in part": Row(a_capture_in_part, Reason.CAPTURE_INCOMPLETE, *_BOTH_DIRECT),
-    "streams unresolved": Row(a_stream_that_is_closed, Reason.STREAMS_UNRESOLVED, *_STAGED_FAILED),
+    "certificate": Row(shortfalls.malformed, Reason.CERTIFICATE, *_DIRECT_FAILED, is_kept=True),
+    "no slots": Row(shortfalls.no_slots, Reason.NO_CONTEXT, *_STAGED_FAILED),
+    "not ready": Row(shortfalls.other_bits, Reason.NOT_READY, *_DIRECT_FAILED),
+    "corrupt plan": Row(shortfalls.nobody_chose_the_ids, Reason.PLAN_ERROR, *_FAILED),
+    "coverage": Row(shortfalls.an_adapter, Reason.COVERAGE, *_DIRECT_FAILED),
+    "not needed": Row(shortfalls.no_experts_any_more, Reason.NOT_NEEDED, *_BOTH_DIRECT),
+    "not capturable": Row(shortfalls.an_obstacle, Reason.NOT_CAPTURABLE, *_BOTH_DIRECT),
+    "properties": Row(shortfalls.a_moved_output, Reason.PROPERTIES, *_BOTH_DIRECT),
+    "capture in part": Row(shortfalls.a_capture_in_part, Reason.CAPTURE_INCOMPLETE, *_BOTH_DIRECT),
+    "streams unresolved": Row(
+        shortfalls.a_stream_that_is_closed, Reason.STREAMS_UNRESOLVED, *_STAGED_FAILED
+    ),
     "streams incoherent": Row(
-        another_stream_for_a_group, Reason.STREAMS_INCOHERENT, *_STAGED_FAILED
+        shortfalls.another_stream_for_a_group, Reason.STREAMS_INCOHERENT, *_STAGED_FAILED
     ),
-    "no fingerprint": Row(no_fingerprint, Reason.NO_FINGERPRINT, *_DIRECT_FAILED),
+    "no fingerprint": Row(shortfalls.no_fingerprint, Reason.NO_FINGERPRINT, *_DIRECT_FAILED),
     "fingerprint": Row(
-        a_moved_output_and_another_stream, Reason.FINGERPRINT, *_DIRECT_FAILED, on=1
+        shortfalls.a_moved_output_and_another_stream, Reason.FINGERPRINT, *_DIRECT_FAILED, on=1
     ),
-    "owners": Row(an_owner_is_gone, Reason.OWNERS, *_DIRECT_FAILED),
-    "no witnesses": Row(owners_that_nobody_can_watch, Reason.NO_WITNESSES, *_BOTH_DIRECT),
-    "dispatch": Row(another_dispatch, Reason.DISPATCH, *_STAGED_FAILED),
-    "activation": Row(another_stream, Reason.ACTIVATION, *_DIRECT_FAILED),
+    "owners": Row(shortfalls.an_owner_is_gone, Reason.OWNERS, *_DIRECT_FAILED),
+    "no witnesses": Row(
+        shortfalls.owners_that_nobody_can_watch, Reason.NO_WITNESSES, *_BOTH_DIRECT
+    ),
+    "dispatch": Row(shortfalls.another_dispatch, Reason.DISPATCH, *_STAGED_FAILED),
+    "activation": Row(shortfalls.another_stream, Reason.ACTIVATION, *_DIRECT_FAILED),
 }  # fmt: skip
 
 ELSEWHERE = {
@@ -206,20 +83,10 @@ ELSEWHERE = {
 }
 
 
-def claim_of(lane: Lane, required: bool) -> Any:
-    if not required:
-        return lane.scene.reuse.certificate(lane.step)
-    return lane.scene.reuse.certificate(
-        lane.step, namespace=Namespace.DRAFT, row_semantics=RowSemantics.SEQUENTIAL, sequences=1,
-        required=True,
-    )  # fmt: skip
-
-
 @pytest.mark.parametrize("required", [False, True], ids=["ordinary", "required"])
 @pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
 def test_a_step_comes_to_its_row(graphcore_driver, monkeypatch, row, required):
     scene = Scene(graphcore_driver, decode_boundary_overlap=row.on)
-    scene.after = lambda: None
     lane = scene.lane()
     scene.claim = claim_of(lane, required)
     assert lane.kinds(3, scene.claim) == [Kind.DIRECT, Kind.CAPTURE, Kind.REPLAY]
@@ -253,25 +120,6 @@ def test_a_step_comes_to_its_row(graphcore_driver, monkeypatch, row, required):
     kinds = lane.kinds(4, claim_of(lane, required))
     assert kinds[-1] is Kind.REPLAY
     check_sums(scene)
-
-
-def check_sums(scene: Scene) -> None:
-    """The counters add up, and say what the steps said."""
-    now = scene.reuse.counters
-    plans = now.plan_compiles + now.plan_reuses + now.plan_unavailable + now.prepare_error
-    assert now.plan_calls == plans
-    calls = now.direct + now.staged + now.captures + now.replays + now.updates
-    assert now.calls == calls + now.reinstantiations + now.declined + now.failed
-    assert now.calls == len(scene.seen) == sum(each.calls for each in scene.reuse.totals.values())
-
-
-def mended(scene: Scene, lane: Lane) -> None:
-    """All is as it should be again."""
-    scene.reuse.pool = scene.pool
-    scene.reuse._finder.sights.forget()
-    lane.step.obstacle = ""
-    lane.step.set_groups(lane.uses())
-    scene.publish(scene.manifest)
 
 
 def test_every_row_is_tested():
@@ -331,7 +179,7 @@ def test_without_a_staged_way_a_step_waits_for_its_slots(graphcore_driver):
     lane = scene.lane()
     lane.step._staged = None
     assert lane.kinds(3)[-1] is Kind.REPLAY
-    another_dispatch(scene, lane, None)
+    shortfalls.another_dispatch(scene, lane, None)
     with pytest.raises(LifecycleError, match="give it a staged way"):
         lane.run(check=False)
     assert lane.calls == []
@@ -342,34 +190,32 @@ def test_without_a_staged_way_a_step_waits_for_its_slots(graphcore_driver):
     assert "no staged way" in result.detail
 
 
-def test_work_that_fails_is_known_to_have_failed(graphcore_driver):
+def test_work_that_fails_is_known_to_have_failed(graphcore_driver, monkeypatch):
     scene = Scene(graphcore_driver)
     lane = scene.lane()
     assert lane.kinds(3)[-1] is Kind.REPLAY
-    lane.move_output()
-    launch, lane.step._function = lane.step._function, lambda _: 1 / 0
-    with pytest.raises(ZeroDivisionError) as caught:
-        lane.run(check=False)
+    with monkeypatch.context() as patch:
+        shortfalls.work_that_fails(scene, lane, patch)
+        with pytest.raises(ZeroDivisionError) as caught:
+            lane.run(check=False)
     assert "its work failed" in caught.value.__notes__[-1]
     result = scene.seen[-1].result
     assert (result.kind, result.reason) == (FAILED, Reason.EVALUATOR)
     (variant,) = scene.reuse.variants
     assert variant.state.properties is None
-    lane.step._function = launch
     assert lane.kinds(3) == [Kind.DIRECT, Kind.CAPTURE, Kind.REPLAY]
 
 
-def test_work_that_fails_in_a_capture_drops_what_was_captured(graphcore_driver):
+def test_work_that_fails_in_a_capture_drops_what_was_captured(graphcore_driver, monkeypatch):
     scene = Scene(graphcore_driver, decode_boundary_overlap=1)
     lane = scene.lane()
     assert lane.kinds(3)[-1] is Kind.REPLAY
     executable = lane.executable
-    lane.move_output()
-    launch, lane.step._function = lane.step._function, lambda _: 1 / 0
-    with pytest.raises(ZeroDivisionError):
-        lane.run(check=False)
+    with monkeypatch.context() as patch:
+        shortfalls.work_that_fails(scene, lane, patch)
+        with pytest.raises(ZeroDivisionError):
+            lane.run(check=False)
     assert executable.is_closed
-    lane.step._function = launch
     assert lane.kinds(3) == [Kind.DIRECT, Kind.CAPTURE, Kind.REPLAY]
 
 
@@ -377,21 +223,12 @@ def test_an_end_that_fails_drops_the_capture(graphcore_driver, monkeypatch):
     scene = Scene(graphcore_driver)
     lane = scene.lane()
     assert lane.kinds(3)[-1] is Kind.REPLAY
-    lane.step.changed()  # so that it is looked at
-    ownership, leave = scene.manifests.ownership, scene.manifests.ownership.leave
-    ends = [RuntimeError("no end")]
-
-    def fail_once(transaction):
-        if ends:
-            raise ends.pop()
-        leave(transaction)
-
-    monkeypatch.setattr(ownership, "leave", fail_once)
+    shortfalls.an_end_that_fails(scene, lane, monkeypatch)
     with pytest.raises(RuntimeError, match="no end"):
         lane.run(check=False)
     result = scene.seen[-1].result
     assert (result.kind, result.reason) == (FAILED, Reason.FINISH)
     assert scene.reuse.counters.finish_error == 1
-    assert ownership.users() == {}
+    assert scene.manifests.ownership.users() == {}
     assert len(scene.reuse.cache) == 0
     assert lane.kinds(3) == [Kind.DIRECT, Kind.CAPTURE, Kind.REPLAY]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
-from helpers.moe_recording import Recording, recorded
+from helpers.moe_recording import Recording
 from helpers.moe_steps import Scene
 
 from graphcore.driver import Driver
@@ -17,16 +15,8 @@ from graphcore.resources.buffer import Buffer
 NEVER = 1 << 40
 
 
-@pytest.fixture
-def recording(graphcore_driver: Driver) -> Iterator[Recording]:
-    # what a node takes is measured once for a driver, by instantiating many
-    Scene(graphcore_driver).lane().kinds(2)
-    with recorded(graphcore_driver) as made:
-        yield made
-
-
 def scene_of(recording: Recording, on: bool) -> Scene:
-    return Scene(recording._driver, decode_boundary_overlap=int(on))
+    return Scene(recording.driver, decode_boundary_overlap=int(on))
 
 
 def steps_of(lane, recording, *, settles=False):
