@@ -140,13 +140,24 @@ class Scene:
 
 
 class Lane:
-    """Steps of one row count: their inputs, their output, and the step itself."""
+    """Steps of one row count: their inputs, their output, and the step itself.
 
-    def __init__(self, scene: Scene, rows: int, name: str = "decode") -> None:
+    Args:
+        scene: Whose slots.
+        rows: Of the step.
+        name: Of its graph.
+        in_slots: Whether its experts fit the slots, for which it has admissions then.
+    """
+
+    def __init__(
+        self, scene: Scene, rows: int, name: str = "decode", *, in_slots: bool = True
+    ) -> None:
         self.scene, self.rows = scene, rows
         self.x, self.out = scene.buffer(rows), scene.buffer(rows)
         self.ids, self.weights = scene.tables(rows)
-        self.layers = Layers(scene.pool, rows, self.x, self.ids, self.weights)
+        self.layers: Layers | None = None
+        if in_slots:
+            self.layers = Layers(scene.pool, rows, self.x, self.ids, self.weights)
         self._expected = Layers(scene.everything, rows, self.x, self.ids, self.weights)
         self.calls: list[str] = []
         self.extra = 0
@@ -161,10 +172,8 @@ class Lane:
         )
 
     def uses(self) -> list[GroupUse]:
-        return [
-            GroupUse(each, self.ids[each], admission=self.layers.admissions[each])
-            for each in LAYERS
-        ]
+        made = {} if self.layers is None else self.layers.admissions
+        return [GroupUse(each, self.ids[each], admission=made.get(each)) for each in LAYERS]
 
     def move_output(self, out: Buffer | None = None) -> Buffer:
         """Another output buffer."""

@@ -1,4 +1,4 @@
-"""MoECounters: what expert caching did, as numbers that add up."""
+"""MoECounters: what steps with experts in slots did, as numbers that add up."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ from graphcore.errors import ConfigurationError
 
 @dataclass(frozen=True, slots=True)
 class MoECounters:
-    """What was done since the start.
+    """What was done since the start, as the host knows it: looking waits for nothing.
+
+    Which experts are copied into slots is decided on the device, and counted there:
+    ``SlotPool.totals`` and ``SlotPool.copied_nbytes`` of a group, ``GraphReuse.report`` of all of
+    them, both after all work.
 
     ``plan_calls == plan_compiles + plan_reuses + plan_unavailable + prepare_error``;
     ``calls == direct + staged + captures + replays + updates + reinstantiations + declined +
@@ -32,15 +36,13 @@ class MoECounters:
         reinstantiations: Steps whose update the driver refused.
         declined: Steps that were refused a graph and ran without.
         failed: Steps that raised.
-        required_unsupported: Of those, required work that was refused.
+        required_unsupported: Of those, required work that was refused before it began.
         fallback: Steps that ran staged because slots did not serve them.
-        rollback: Steps whose admissions were undone.
-        finish_error: Steps that failed after their work had begun.
+        rollback: Steps before which admissions of an earlier one, which had failed, were undone.
+        finish_error: Steps that failed when their work was done, at giving their slots back.
         strategy_switches: Times that a group changed between direct and staged.
-        ready: Groups that were ready to run grouped.
-        completed: Groups that ran grouped to their end.
-        admitted_banks: Rows of banks that were copied into slots.
-        copied_bytes: Bytes of those.
+        ready: Groups that were ready to run from their slots, once a step.
+        completed: Those that ran from their slots to their end.
     """
 
     plan_calls: int = 0
@@ -64,8 +66,6 @@ class MoECounters:
     strategy_switches: int = 0
     ready: int = 0
     completed: int = 0
-    admitted_banks: int = 0
-    copied_bytes: int = 0
 
 
 _NAMES = frozenset(field.name for field in fields(MoECounters))

@@ -54,7 +54,7 @@ class Decision:
         names = ["calls", _COUNTERS[self.kind]]
         if self.way is Way.STAGED:
             names.append("fallback")
-        if self.kind is Kind.FAILED and self.is_required:
+        if self.kind is Kind.FAILED and self.is_required and self.reason not in _BEGUN:
             names.append("required_unsupported")
         if self.reason is Reason.FINISH:
             names.append("finish_error")

@@ -245,7 +245,7 @@ class SlotPool:
         """Whether no group has anything to settle; costs next to nothing."""
         return not self._doubtful
 
-    def settle(self, name: str | None = None) -> None:
+    def settle(self, name: str | None = None) -> bool:
         """Empties the slots of a step whose misses may not have been copied; else nothing.
 
         For whoever has the right to use the group, before it is captured and before a graph over it
@@ -254,14 +254,18 @@ class SlotPool:
         Args:
             name: Of the group; None: of every one.
 
+        Returns:
+            Whether there was anything to settle.
+
         Raises:
             CaptureError: There is something to settle, inside a capture.
             CudaError: The driver refused; it is still to be settled.
         """
-        for each in sorted(self._doubtful) if name is None else [name]:
-            if each in self._doubtful:
-                self._rewrite(each, SlotState.without_pending)
-                self._doubtful.discard(each)
+        doubtful = sorted(self._doubtful if name is None else self._doubtful & {name})
+        for each in doubtful:
+            self._rewrite(each, SlotState.without_pending)
+            self._doubtful.discard(each)
+        return bool(doubtful)
 
     def grow(self, n_slots: int | Mapping[str, int], *, timeout: float | None = None) -> None:
         """Gives groups more slots; who is resident stays. Waits for all work.

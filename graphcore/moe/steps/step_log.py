@@ -12,7 +12,7 @@ from graphcore.moe.decisions.counters import MoECounting
 from graphcore.moe.decisions.decision import Decision
 from graphcore.moe.decisions.lookup_key import LookupKey
 from graphcore.moe.decisions.reasons import Reason
-from graphcore.moe.manifests.names import Kind
+from graphcore.moe.manifests.names import Kind, Way
 from graphcore.moe.steps.device_times import DeviceTimes
 from graphcore.moe.steps.step_record import StepRecord, StepSeconds, StepTotals
 
@@ -67,7 +67,8 @@ class StepLog:
         self.counting.add(*decision.counters())
         plan = decision.plan
         if plan is not None and plan.outcome.is_grouped:
-            names = ("ready",) if decision.kind is Kind.FAILED else ("ready", "completed")
+            has_run = decision.way in (Way.GRAPH, Way.DIRECT)
+            names = ("ready", "completed") if has_run else ("ready",)
             self.counting.add(*names, count=len(plan.groups))
         sums = self._sums[record.result.kind]
         for index, value in enumerate((1.0, *record.result.seconds)):

@@ -187,9 +187,7 @@ class StepRunning:
             attempt.decision = replace(decision, way=Way.DIRECT, detail=detail)
         if pool is not None and names and attempt.decision.way is not Way.STAGED:
             attempt.failure = Failure.DRIVER
-            if not pool.is_settled:
-                for name in names:
-                    pool.settle(name)
+            if not pool.is_settled and sum(pool.settle(name) for name in names):
                 self._log.counting.add("rollback")
             pool.order.enter(facts.step.stream)
         return transaction

@@ -398,7 +398,7 @@ def test_an_equal_uid_saves_the_look_at_products_and_routes() -> None:
 def test_counters_count_all_or_none_and_know_their_names() -> None:
     counting = MoECounting()
     counting.add("calls", "replays")
-    counting.add("copied_bytes", count=4096)
+    counting.add("ready", count=48)
     with pytest.raises(ConfigurationError, match="names: expected counters, got"):
         counting.add("calls", "nothing")
-    assert counting.snapshot() == MoECounters(calls=1, replays=1, copied_bytes=4096)
+    assert counting.snapshot() == MoECounters(calls=1, replays=1, ready=48)

@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 import pytest
 from helpers import moe_shortfalls as shortfalls
 from helpers.moe_shortfalls import Prepare, check_sums, claim_of, mended
-from helpers.moe_steps import LAYERS, Lane, Layers, Scene
+from helpers.moe_steps import LAYERS, Lane, Scene
 
 from graphcore.driver import Driver
 from graphcore.driver.emulated import EmulatedDriver
 from graphcore.errors import LifecycleError
-from graphcore.moe import CallableStep, GroupUse, Kind, Reason, Way
+from graphcore.moe import Kind, Reason, Way
 from graphcore.moe.decisions.decline_table import DECLINE_TABLE, ruling
 
 DECLINED, FAILED = Kind.DECLINED, Kind.FAILED
@@ -152,19 +152,7 @@ def test_with_another_driver_options_do_nothing_and_every_step_is_declined():
 @pytest.mark.parametrize("required", [False, True], ids=["ordinary", "required"])
 def test_more_experts_than_slots_are_staged(graphcore_driver: Driver, required):
     scene = Scene(graphcore_driver)
-    lane = scene.lane()
-    rows = 4  # eight routes, six experts, four slots
-    wide = Lane.__new__(Lane)
-    wide.__dict__.update(lane.__dict__)
-    wide.rows = rows
-    wide.x, wide.out = (lane.scene.buffer(rows) for _ in range(2))
-    wide.ids, wide.weights = lane.scene.tables(rows)
-    wide._expected = Layers(scene.everything, rows, wide.x, wide.ids, wide.weights)
-    uses = [GroupUse(name, wide.ids[name]) for name in LAYERS]
-    wide.step = CallableStep(
-        "wide", wide._staged, tensors={"x": wide.x, "out": wide.out}, groups=uses,
-        staged=wide._staged, takes_stream=True,
-    )  # fmt: skip
+    wide = Lane(scene, 4, "wide", in_slots=False)  # eight routes, six experts, four slots
     for _ in range(3):
         result = wide.run(claim_of(wide, required), experts=range(6))
         assert result.way is STAGED
