@@ -82,7 +82,8 @@ def test_transformers_static_cache_dies_in_a_reduce_overhead_t5() -> None:
     versions = f"transformers {transformers.__version__}, torch {torch.__version__}"
     if answer["outcome"] == "equal":
         pytest.skip(f"mended upstream: {versions} decodes T5 with its own static cache")
-    # the error, or with it the process: torch's recording of the second graph ends in SIGSEGV
+    # the error, or with it the process: torch's recording of the second graph ends in SIGSEGV, in a
+    # process without graphcore just the same (docs/driver-notes.md)
     if answer["outcome"] != "crashed":
         assert answer["outcome"] == "raised", f"{versions}: {answer}"
         assert OVERWRITTEN in answer["message"], f"{versions}: {answer}"
