@@ -267,6 +267,21 @@ class Driver(ABC):
     ) -> None:
         """Launches on ``stream``; a kernel node where it captures. ``arguments``: Kernel.pack."""
 
+    def bind_kernel(
+        self,
+        function: FunctionHandle,
+        config: LaunchConfig,
+        arguments: Sequence[bytes],
+        stream: StreamHandle,
+    ) -> Callable[[], object]:
+        """A :meth:`launch` that comes again: one call without arguments, which makes it.
+
+        Its result is falsy where the driver took the launch. Any other says that nothing was
+        launched, and no more: :meth:`launch` tells why, or first does what the driver wants. It may
+        raise CudaError as that does. The function stays loaded for as long as it is called.
+        """
+        return partial(self.launch, function, config, arguments, stream)
+
     @abstractmethod
     def launch_host(self, callback: Callable[[], None], stream: StreamHandle) -> None:
         """Runs ``callback`` in stream order; in a capture a host node that fires on each replay.

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from graphcore.driver import LEGACY_STREAM, Driver, Stream, active, stream_handle
@@ -93,6 +94,24 @@ def choose_place(stream: Any, operands: Sequence[Operand], chosen: Driver | None
         if place.is_captured:
             return place
     return Place(capture.driver, capture.stream)
+
+
+def current_stream_reader(driver: Driver, operands: Sequence[Operand]) -> Callable[[], int] | None:
+    """What tells, at little cost, whether :func:`choose_place` would find another current stream.
+
+    It gives a number that is the same as long as the stream is. None: only a whole look tells,
+    because a library that comes before the one in use may be taken into use.
+    """
+    torch: Any = sys.modules.get("torch")
+    cupy: Any = sys.modules.get("cupy")
+    device = operands[0].ref.device
+    if driver.is_emulated:
+        return None
+    if hasattr(cupy, "cuda") and any(isinstance(each.obj, cupy.ndarray) for each in operands):
+        return partial(_stream_of_cupy, cupy, device)
+    if hasattr(torch, "cuda") and torch.cuda.is_initialized():
+        return partial(torch._C._cuda_getCurrentRawStream, device)
+    return None
 
 
 def choose_driver(operands: Sequence[Operand], chosen: Driver | None = None) -> Driver:

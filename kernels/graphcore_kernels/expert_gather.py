@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
-from graphcore.driver import Driver, Kernel, active, kernel
+from graphcore.driver import Driver, kernel
 from graphcore.driver.records import LaunchConfig, MemoryKind
 from graphcore.errors import ConfigurationError
 from graphcore.resources.tensors import TensorRef, contiguous_strides, describe
-from graphcore_kernels._drivers import Operand, choose_driver, choose_place, device_facts
+from graphcore_kernels._drivers import Operand, choose_driver, device_facts
 from graphcore_kernels._module import load, load_through_cupy, read_source
+from graphcore_kernels._planned import OneKernel
 from graphcore_kernels.expert_gather_reference import BANK, run
 
 MOST_BANKS = 12
@@ -35,53 +36,16 @@ expert_gather_kernel = kernel(
 
 
 @dataclass(frozen=True, slots=True)
-class GatherPlan:
-    """The copy of one group's missing experts, checked; launch it after each ``route_plan``.
+class GatherPlan(OneKernel):
+    """The copy of one group's missing experts; launch it after each ``route_plan``.
 
-    Args:
-        operands: Every tensor by its name, slots first; the plan keeps them alive.
-        config: The launch shape: of the device's size only.
-        arguments: The kernel's arguments, packed.
+    Its operands are slots[0] and so on, source[0] and so on (the experts' own memory, which a
+    capture keeps alive too), and the tables of the miss list; its config is of the device's size
+    only. The addresses of banks are in its values as they are, which no
+    :class:`graphcore.GraphPlan` can see: tell it that the slots are written, ``writes=[...]``.
     """
 
-    operands: Mapping[str, Operand]
-    config: LaunchConfig
-    arguments: tuple[bytes, ...]
-
-    @property
-    def kernel(self) -> Kernel:
-        """The kernel that does it."""
-        return expert_gather_kernel
-
-    def values(self, views: Mapping[str, Any]) -> tuple[Any, ...]:
-        """The kernel's arguments, with ``views`` for the miss list's tables, by name.
-
-        So that a :class:`graphcore.GraphPlan` launches it. The addresses of banks are in them as
-        they are, which no plan can see: tell it that the slots are written, ``writes=[...]``.
-        """
-        packed = zip(self.kernel.parameters, self.kernel.unpack(self.arguments), strict=True)
-        return tuple(views.get(each.name) if each.is_pointer else value for each, value in packed)
-
-    def launch(self, stream: Any = None) -> None:
-        """Copies on ``stream``, or adds a kernel node where it captures.
-
-        Nothing is allocated or synchronised. The graph of a capture that graphcore has under way
-        keeps every tensor alive, the experts' own memory too.
-
-        Args:
-            stream: Anything that is a stream; None as for :data:`expert_gather`.
-
-        Raises:
-            CacheTypeError: ``stream`` is no stream.
-            ConfigurationError: The stream, or the capture under way, is another device's.
-            CudaError: The driver refused the launch.
-        """
-        place = choose_place(stream, tuple(self.operands.values()))
-        driver = place.driver
-        driver.launch(load(driver, expert_gather_kernel), self.config, self.arguments, place.stream)
-        if place.is_captured:
-            for name, operand in self.operands.items():
-                active.keep(operand.owner, f"expert_gather {name}")
+    name: ClassVar[str] = "expert_gather"
 
 
 class ExpertGatherer:
@@ -142,7 +106,7 @@ class ExpertGatherer:
         load(driver, expert_gather_kernel)
         blocks = _BLOCKS * device_facts(driver).multiprocessors
         config = LaunchConfig((blocks, 1, 1), (_THREADS, 1, 1))
-        return GatherPlan(operands, config, arguments)
+        return GatherPlan(operands, expert_gather_kernel, config, arguments)
 
     def __repr__(self) -> str:
         return "expert_gather(banks, tables, stream=None)"

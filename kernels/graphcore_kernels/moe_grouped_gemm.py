@@ -6,12 +6,12 @@ offsets and slots stay on the device: launch shapes depend on capacities alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
-from graphcore.driver import LEGACY_STREAM, Driver, Kernel, active
-from graphcore.driver.records import CaptureState, LaunchConfig
+from graphcore.driver import LEGACY_STREAM, Driver, active
+from graphcore.driver.records import CaptureState
 from graphcore.errors import CaptureError, ConfigurationError
 from graphcore.resources.buffer import Buffer
 from graphcore.resources.tensors import TensorRef, describe
@@ -37,21 +37,13 @@ from graphcore_kernels._gemm_operands import (
     workspace_bytes,
 )
 from graphcore_kernels._module import load
+from graphcore_kernels._planned import KernelLaunch, Planned
 
 _OLDEST = (8, 0)
 
 
 @dataclass(frozen=True, slots=True)
-class GemmLaunch:
-    """One kernel of a product: what a graph has as a node."""
-
-    kernel: Kernel
-    config: LaunchConfig
-    arguments: tuple[bytes, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class GroupedGemmPlan:
+class GroupedGemmPlan(Planned):
     """One product, checked and chosen; launch it as often as wanted.
 
     Args:
@@ -64,10 +56,11 @@ class GroupedGemmPlan:
         driver: Where it runs, unless the stream or a capture says another of the same device.
     """
 
+    name: ClassVar[str] = "moe_grouped_gemm"
     operands: Mapping[str, Operand]
     sizes: Sizes
     form: Form
-    launches: tuple[GemmLaunch, ...]
+    launches: tuple[KernelLaunch, ...]
     driver: Driver
 
     @property
@@ -78,29 +71,19 @@ class GroupedGemmPlan:
     def error(self) -> Any:
         return self.operands["error"].obj
 
-    def launch(self, stream: Any = None) -> None:
-        """Computes on ``stream``, or adds its kernel nodes where that captures.
+    @property
+    def is_empty(self) -> bool:
+        return not self.launches
 
-        Nothing is allocated or synchronised. The graph of a capture that graphcore has under way
-        keeps all operands alive.
+    def kept(self) -> Mapping[str, Operand]:
+        return self.operands
 
-        Args:
-            stream: Anything that is a stream; None as for :func:`moe_grouped_gemm`.
+    def kernels(self, driver: Driver) -> Sequence[KernelLaunch]:
+        del driver  # they are of the device that they were chosen for
+        return self.launches
 
-        Raises:
-            CacheTypeError: ``stream`` is no stream.
-            ConfigurationError: The stream, or the capture under way, is another device's.
-            CudaError: The driver refused a launch.
-        """
-        if not self.launches:
-            return
-        place = choose_place(stream, tuple(self.operands.values()), self.driver)
-        for each in self.launches:
-            function = load(place.driver, each.kernel)
-            place.driver.launch(function, each.config, each.arguments, place.stream)
-        if place.is_captured:
-            for name, operand in self.operands.items():
-                active.keep(operand.owner, f"moe_grouped_gemm {name}")
+    def home(self) -> Driver:
+        return self.driver
 
     def read_fault(self) -> GemmFault | None:
         """What the error word says after all work; it is not cleared. Not inside a capture."""
@@ -327,7 +310,7 @@ def _is_capturing(place: Place) -> bool:
 
 def _launches(
     refs: Mapping[str, TensorRef], sizes: Sizes, form: Form, driver: Driver
-) -> tuple[GemmLaunch, ...]:
+) -> tuple[KernelLaunch, ...]:
     if not sizes.rows:
         return ()
     device = device_facts(driver)
@@ -347,7 +330,7 @@ def _launches(
         sizes.rows if sizes.tokens else 0, sizes.activation,
     )  # fmt: skip
     config = form.config(sizes.rows, sizes.experts, sizes.columns, device)
-    launches = (GemmLaunch(product, config, arguments),)
+    launches = (KernelLaunch(product, config, arguments),)
     if not sizes.tokens:
         return launches
     combine = combine_kernel(sizes.arithmetic)
@@ -357,7 +340,7 @@ def _launches(
         sizes.out_columns, sizes.experts,
     )  # fmt: skip
     config = combine_config(sizes.tokens, sizes.out_columns, device.multiprocessors)
-    return (*launches, GemmLaunch(combine, config, arguments))
+    return (*launches, KernelLaunch(combine, config, arguments))
 
 
 def _step(ref: TensorRef, axis: int) -> int:

@@ -10,14 +10,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
-from graphcore.driver import Kernel, active, kernel
+from graphcore.driver import Kernel, kernel
 from graphcore.driver.records import LaunchConfig
 from graphcore.errors import ConfigurationError
 from graphcore.resources.tensors import TensorRef, describe
-from graphcore_kernels._drivers import Operand, choose_driver, choose_place
+from graphcore_kernels._drivers import Operand, choose_driver
 from graphcore_kernels._module import load, load_through_cupy, read_source
+from graphcore_kernels._planned import OneKernel
 from graphcore_kernels.route_layout import (
     EPOCH_STEPS,
     RoutePolicy,
@@ -61,50 +62,13 @@ route_plan_i64 = _kernel_of(64)
 
 
 @dataclass(frozen=True, slots=True)
-class RoutePlan:
-    """The plan of steps of one shape over one group's tables, checked; launch it for each step.
+class RoutePlan(OneKernel):
+    """The plan of steps of one shape over one group's tables; launch it for each step.
 
-    Args:
-        operands: Every tensor by its name, ids first; the plan keeps them alive.
-        kernel: The kernel of the ids' type.
-        config: One block.
-        arguments: The kernel's arguments, packed.
+    Its operands are named as the kernel's parameters are, ids first; its config is one block.
     """
 
-    operands: Mapping[str, Operand]
-    kernel: Kernel
-    config: LaunchConfig
-    arguments: tuple[bytes, ...]
-
-    def values(self, views: Mapping[str, Any]) -> tuple[Any, ...]:
-        """The kernel's arguments, with ``views`` for the operands, by name.
-
-        So that a :class:`graphcore.GraphPlan` launches it over its own buffers, and sees what it
-        reads and writes: ``plan.launch(made.kernel, made.config, *made.values(buffers))``.
-        """
-        packed = zip(self.kernel.parameters, self.kernel.unpack(self.arguments), strict=True)
-        return tuple(views.get(each.name) if each.is_pointer else value for each, value in packed)
-
-    def launch(self, stream: Any = None) -> None:
-        """Plans a step on ``stream``, or adds a kernel node where it captures.
-
-        Nothing is allocated or synchronised. The graph of a capture that graphcore has under way
-        keeps every tensor alive.
-
-        Args:
-            stream: Anything that is a stream; None as for :data:`route_plan`.
-
-        Raises:
-            CacheTypeError: ``stream`` is no stream.
-            ConfigurationError: The stream, or the capture under way, is another device's.
-            CudaError: The driver refused the launch.
-        """
-        place = choose_place(stream, tuple(self.operands.values()))
-        driver = place.driver
-        driver.launch(load(driver, self.kernel), self.config, self.arguments, place.stream)
-        if place.is_captured:
-            for name, operand in self.operands.items():
-                active.keep(operand.owner, f"route_plan {name}")
+    name: ClassVar[str] = "route_plan"
 
 
 class RoutePlanner:

@@ -9,14 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
-from graphcore.driver import Kernel, active, kernel
+from graphcore.driver import kernel
 from graphcore.driver.records import LaunchConfig
 from graphcore.errors import ConfigurationError
 from graphcore.resources.tensors import describe
-from graphcore_kernels._drivers import Operand, choose_driver, choose_place
+from graphcore_kernels._drivers import Operand, choose_driver
 from graphcore_kernels._module import load, load_through_cupy, read_source
+from graphcore_kernels._planned import OneKernel
 from graphcore_kernels.route_layout import Shapes
 from graphcore_kernels.stage_plan_reference import run
 
@@ -51,41 +52,13 @@ def stage_shapes(chunks: int, chunk: int) -> Shapes:
 
 
 @dataclass(frozen=True, slots=True)
-class StagePlan:
-    """The lists of steps of one shape, checked; launch it after each ``route_plan``.
+class StagePlan(OneKernel):
+    """The lists of steps of one shape; launch it after each ``route_plan``.
 
-    Args:
-        operands: Every tensor by its name; the plan keeps them alive.
-        config: One block.
-        arguments: The kernel's arguments, packed.
+    Its operands are named as the kernel's parameters are; its config is one block.
     """
 
-    operands: Mapping[str, Operand]
-    config: LaunchConfig
-    arguments: tuple[bytes, ...]
-
-    @property
-    def kernel(self) -> Kernel:
-        """The kernel that does it."""
-        return stage_plan_kernel
-
-    def launch(self, stream: Any = None) -> None:
-        """Lists on ``stream``, or adds a kernel node where it captures; nothing is allocated.
-
-        Args:
-            stream: Anything that is a stream; None as for :data:`stage_plan`.
-
-        Raises:
-            CacheTypeError: ``stream`` is no stream.
-            ConfigurationError: The stream, or the capture under way, is another device's.
-            CudaError: The driver refused the launch.
-        """
-        place = choose_place(stream, tuple(self.operands.values()))
-        driver = place.driver
-        driver.launch(load(driver, stage_plan_kernel), self.config, self.arguments, place.stream)
-        if place.is_captured:
-            for name, operand in self.operands.items():
-                active.keep(operand.owner, f"stage_plan {name}")
+    name: ClassVar[str] = "stage_plan"
 
 
 class StagePlanner:
@@ -143,7 +116,7 @@ class StagePlanner:
         arguments = stage_plan_kernel.pack(*addresses, lengths["offsets"] - 1, room, chunks)
         load(choose_driver(tuple(operands.values())), stage_plan_kernel)
         config = LaunchConfig((1, 1, 1), (_THREADS, 1, 1), 4 * (_THREADS // _WARP))
-        return StagePlan(operands, config, arguments)
+        return StagePlan(operands, stage_plan_kernel, config, arguments)
 
     def __repr__(self) -> str:
         return "stage_plan(offsets, experts, starts, counts, stream=None)"

@@ -6,17 +6,19 @@ is remembered by shapes, strides and alignment (copy_plan.py).
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
-from graphcore.driver import Driver, Kernel, active, kernel
+from graphcore.driver import Driver, Kernel, kernel
 from graphcore.driver.records import LaunchConfig
 from graphcore.errors import ConfigurationError
 from graphcore.resources.overlap import overlap
 from graphcore.resources.tensors import TensorRef, describe
-from graphcore_kernels._drivers import Operand, choose_driver, choose_place, device_facts
+from graphcore_kernels._drivers import Operand, choose_driver, device_facts
 from graphcore_kernels._module import load, load_through_cupy, read_source
+from graphcore_kernels._planned import KernelLaunch, Planned
 from graphcore_kernels.copy_plan import (
     WIDEST_WORD,
     CopyClass,
@@ -40,7 +42,7 @@ _ITEMSIZES = (1, 2, 4, 8, 16)
 
 
 @dataclass(frozen=True, slots=True)
-class CopyPlan:
+class CopyPlan(Planned):
     """One copy, checked and chosen; launch it as often as wanted.
 
     Args:
@@ -51,6 +53,7 @@ class CopyPlan:
         arguments: The kernel's arguments, packed.
     """
 
+    name: ClassVar[str] = "strided_copy"
     dst: Operand
     src: Operand
     layout: CopyLayout
@@ -66,28 +69,16 @@ class CopyPlan:
         blocks = _BLOCKS[self.copy_class] * device_facts(driver).multiprocessors
         return LaunchConfig((blocks, 1, 1), (_THREADS, 1, 1))
 
-    def launch(self, stream: Any = None) -> None:
-        """Copies on ``stream``, or adds a kernel node where it captures.
+    @property
+    def is_empty(self) -> bool:
+        return self.kernel is None
 
-        Nothing is allocated or synchronised; no elements means no launch and no node. The graph of
-        a capture that graphcore has under way keeps both tensors alive.
+    def kept(self) -> Mapping[str, Operand]:
+        return {"dst": self.dst, "src": self.src}
 
-        Args:
-            stream: Anything that is a stream; None as for :func:`strided_copy`.
-
-        Raises:
-            CacheTypeError: ``stream`` is no stream.
-            ConfigurationError: The stream, or the capture under way, is another device's.
-            CudaError: The driver refused the launch.
-        """
-        if self.kernel is None:
-            return
-        place = choose_place(stream, (self.dst, self.src))
-        driver = place.driver
-        driver.launch(load(driver, self.kernel), self.config(driver), self.arguments, place.stream)
-        if place.is_captured:
-            active.keep(self.dst.owner, "strided_copy dst")
-            active.keep(self.src.owner, "strided_copy src")
+    def kernels(self, driver: Driver) -> Sequence[KernelLaunch]:
+        assert self.kernel is not None
+        return (KernelLaunch(self.kernel, self.config(driver), self.arguments),)
 
 
 class StridedCopy:

@@ -7,6 +7,7 @@ programmatic launch asks for is a property of the node's incoming edges.
 from __future__ import annotations
 
 import ctypes
+import struct
 from typing import Any
 
 from graphcore.driver.cuda.check import error_of
@@ -21,29 +22,35 @@ _PRIORITY = _id.CU_LAUNCH_ATTRIBUTE_PRIORITY
 _PROGRAMMATIC = _id.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 READ_ATTRIBUTES = (int(_CLUSTER), int(_COOPERATIVE), int(_PRIORITY))
 _AttributeValue = ctypes.c_int * 16  # CUlaunchAttributeValue: a union of 64 bytes
+_ATTRIBUTE = struct.Struct("=I4x3i52x")  # CUlaunchAttribute: id and value
+ATTRIBUTE_BYTES = _ATTRIBUTE.size
+MOST_ATTRIBUTES = 4
+_PLAIN = ((1, 1, 1), None)
 
 
-def launch_attributes(config: LaunchConfig) -> list[Any]:
-    """The ``CUlaunchAttribute`` structures of a launch; none for a plain one."""
-    found = []
+def packed_attributes(config: LaunchConfig) -> bytes:
+    """The ``CUlaunchAttribute`` structures of a launch, one after the other; none for a plain one.
+
+    Raises:
+        OverflowError: A number that fits none of CUDA's fields.
+    """
+    if (config.cluster, config.priority) == _PLAIN and not (
+        config.cooperative or config.programmatic
+    ):
+        return b""
+    found: list[tuple[int, ...]] = []
     if config.cluster != (1, 1, 1):
-        attribute = _new(_CLUSTER)
-        cluster = attribute.value.clusterDim
-        cluster.x, cluster.y, cluster.z = config.cluster
-        found.append(attribute)
+        found.append((int(_CLUSTER), *config.cluster))
     if config.cooperative:
-        attribute = _new(_COOPERATIVE)
-        attribute.value.cooperative = 1
-        found.append(attribute)
+        found.append((int(_COOPERATIVE), 1, 0, 0))
     if config.priority is not None:
-        attribute = _new(_PRIORITY)
-        attribute.value.priority = config.priority
-        found.append(attribute)
+        found.append((int(_PRIORITY), config.priority, 0, 0))
     if config.programmatic:
-        attribute = _new(_PROGRAMMATIC)
-        attribute.value.programmaticStreamSerializationAllowed = 1
-        found.append(attribute)
-    return found
+        found.append((int(_PROGRAMMATIC), 1, 0, 0))
+    try:
+        return b"".join(_ATTRIBUTE.pack(*each) for each in found)
+    except struct.error as error:
+        raise OverflowError(f"{config}: {error}") from None
 
 
 def read_attributes(entry_points: EntryPoints, node: int) -> KernelAttributes:
@@ -92,12 +99,6 @@ def write_attributes(
             for undone, _, before in changes[:done]:
                 cuda.cuGraphKernelNodeSetAttribute(node, undone, before)
             raise error_of(code, "cuGraphKernelNodeSetAttribute", node=int(node))
-
-
-def _new(name: Any) -> Any:
-    attribute = cuda.CUlaunchAttribute()
-    attribute.id = name
-    return attribute
 
 
 def _cluster(size: tuple[int, int, int]) -> Any:

@@ -43,16 +43,37 @@ class PrimaryContext:
             )
         self.device = ask(cuda.cuDeviceGet, ordinal)
         self.object = _retain(ordinal)
-        self.handle = int(self.object)
         self.id = int(ask(cuda.cuCtxGetId, self.object))
+        # compared whole, which costs half of what taking it apart does
+        self._here = cuda.CUresult.CUDA_SUCCESS, self.object
 
     def enter(self) -> Any:
         """Makes the context current; returns the one to go back to, None where there is none."""
-        code, current = cuda.cuCtxGetCurrent()
-        if not code and int(current) == self.handle:
+        answer = cuda.cuCtxGetCurrent()
+        if answer == self._here:
             return None
+        code, current = answer
         ask(cuda.cuCtxSetCurrent, self.object)
         return current if not code and int(current) else None
+
+    def called_in(self, call: Callable[[], object]) -> Callable[[], object]:
+        """``call`` with the context current; costs next to nothing where it is, as it mostly is.
+
+        For bound calls that go to whichever context is current.
+        """
+        current, here = cuda.cuCtxGetCurrent, self._here
+
+        def checked() -> object:
+            if current() == here:
+                return call()
+            previous = self.enter()
+            try:
+                return call()
+            finally:
+                if previous is not None:
+                    cuda.cuCtxSetCurrent(previous)
+
+        return checked
 
 
 @functools.cache

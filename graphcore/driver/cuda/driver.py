@@ -45,7 +45,8 @@ class CudaDriver(StreamCalls, MemoryCalls, CaptureCalls, ExecutableCalls):
         self._entry_points = EntryPoints(self._context.driver_version)
         self._callbacks = host_callbacks()
         self._functions = {}
-        self._layouts = {}
+        self._loaded = set()
+        self._known_parameters = {}
         self._conditionals = {}
         self._gone = set()
         self._own_streams = {}
@@ -84,6 +85,7 @@ class CudaDriver(StreamCalls, MemoryCalls, CaptureCalls, ExecutableCalls):
         """Forgets what was loaded. The context and the modules stay: graphs may hold them."""
         self._destroy_capture_streams()
         self._functions.clear()
-        self._layouts.clear()
+        self._loaded.clear()
+        self._known_parameters.clear()
         self._conditionals.clear()
         self._gone.clear()

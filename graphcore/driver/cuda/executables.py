@@ -91,23 +91,7 @@ class ExecutableCalls(NodeCalls):
             return functools.partial(cupy_launch, int(executable), int(stream))
         handles = argument(executable), argument(stream)
         launch = functools.partial(self._entry_points.prepared_launch, *handles)
-        return launch if stream > LAST_NAMED_STREAM else self._launch_here(launch)
-
-    def _launch_here(self, launch: Callable[[], object]) -> Callable[[], object]:
-        current, ours = cuda.cuCtxGetCurrent, self._context.handle
-
-        def call() -> object:
-            # what in_context does costs about 1 us more, and the context is ours nearly always
-            code, context = current()
-            if not code and int(context) == ours:
-                return launch()
-            return self._run_in_context(launch)
-
-        return call
-
-    @in_context
-    def _run_in_context(self, launch: Callable[[], object]) -> object:
-        return launch()
+        return launch if stream > LAST_NAMED_STREAM else self._context.called_in(launch)
 
     def raise_launch(self, result: object) -> None:
         """Raises the CudaError of a bound launch: its result, or the exception it raised."""

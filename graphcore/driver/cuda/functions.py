@@ -5,17 +5,16 @@ Modules loaded here stay loaded for the life of the process: a graph may hold th
 
 from __future__ import annotations
 
-import ctypes
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from graphcore.driver.codes import cuda_error
-from graphcore.driver.cuda.attributes import launch_attributes
-from graphcore.driver.cuda.check import ask, check
+from graphcore.driver.cuda.check import ask, check, error_of
 from graphcore.driver.cuda.compiler import compile_kernel
 from graphcore.driver.cuda.context import CudaCalls, in_context
+from graphcore.driver.cuda.launching import CALL, LaunchMemory, Layout, Parameters
 from graphcore.driver.cuda.names import demangle
-from graphcore.driver.cuda.versions import cuda
+from graphcore.driver.cuda.versions import cuda, result_of
 from graphcore.driver.kernel import Kernel
 from graphcore.driver.records import (
     CaptureState,
@@ -25,8 +24,6 @@ from graphcore.driver.records import (
     LaunchConfig,
     StreamHandle,
 )
-
-Layout = tuple[tuple[int, int], ...]
 
 _SHARED_WITHOUT_ASKING = 48 * 1024
 _MAX_SHARED = cuda.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -38,7 +35,8 @@ class FunctionCalls(CudaCalls):
     """The part of the driver that loads, describes and launches kernels."""
 
     _functions: dict[Kernel, FunctionHandle]
-    _layouts: dict[int, Layout]
+    _loaded: set[int]
+    _known_parameters: dict[int, Parameters]
 
     @in_context
     def function(self, kernel: Kernel) -> FunctionHandle:
@@ -46,6 +44,7 @@ class FunctionCalls(CudaCalls):
         if loaded is None:
             loaded = kernel.loader(self, kernel) if kernel.loader else self._load(kernel)
             self._functions[kernel] = loaded
+            self._loaded.add(loaded)
         return loaded
 
     def _load(self, kernel: Kernel) -> FunctionHandle:
@@ -77,17 +76,32 @@ class FunctionCalls(CudaCalls):
         arguments: Sequence[bytes],
         stream: StreamHandle,
     ) -> None:
-        pointers = self._arguments(function, arguments)
+        parameters = self._parameters(function)
+        parameters.check(arguments)
+        memory = parameters.take()
+        memory.fill(config, arguments, stream)
         self._grant(function, config)
-        launch = cuda.CUlaunchConfig()
-        launch.gridDimX, launch.gridDimY, launch.gridDimZ = config.grid
-        launch.blockDimX, launch.blockDimY, launch.blockDimZ = config.block
-        launch.sharedMemBytes = config.shared_bytes
-        launch.hStream = cuda.CUstream(stream)
-        attributes = launch_attributes(config)
-        if attributes:
-            launch.attrs, launch.numAttrs = attributes, len(attributes)
-        ask(cuda.cuLaunchKernelEx, launch, function, ctypes.addressof(pointers), 0)
+        number = self._entry_points.kernel_launch(*memory.given_to(function))
+        parameters.give_back(memory)
+        if number:
+            raise error_of(result_of(number), CALL)
+
+    @in_context
+    def bind_kernel(
+        self,
+        function: FunctionHandle,
+        config: LaunchConfig,
+        arguments: Sequence[bytes],
+        stream: StreamHandle,
+    ) -> Callable[[], object]:
+        """As the protocol says; the context of the function is made current where it is not."""
+        parameters = self._parameters(function)
+        parameters.check(arguments)
+        memory = LaunchMemory(parameters.layout)
+        memory.fill(config, arguments, stream)
+        self._grant(function, config)
+        launch = functools.partial(self._entry_points.kernel_launch, *memory.given_to(function))
+        return self._context.called_in(launch)
 
     @in_context
     def launch_host(self, callback: Callable[[], None], stream: StreamHandle) -> None:
@@ -106,43 +120,31 @@ class FunctionCalls(CudaCalls):
         check("cuLaunchHostFunc", answer)
 
     def _layout(self, function: int) -> Layout:
-        """(offset, size) of each parameter; remembered, and checked at its end.
+        """(offset, size) of each parameter."""
+        return self._parameters(function).layout
+
+    def _parameters(self, function: int) -> Parameters:
+        """The parameters of a function; remembered, and those of another's checked at their end.
 
         A handle can be used again after another library unloaded its module, so the last parameter
-        must still be where it was, and be the last.
+        must still be where it was, and be the last. What was loaded here stays loaded.
         """
-        known = self._layouts.get(function)
-        if known is not None and self._still_ends(function, known):
+        known = self._known_parameters.get(function)
+        if known is not None and (
+            function in self._loaded or self._still_ends(function, known.layout)
+        ):
             return known
         found: list[tuple[int, int]] = []
         while (parameter := _parameter(function, len(found))) is not None:
             found.append(parameter)
-        self._layouts[function] = layout = tuple(found)
-        return layout
+        self._known_parameters[function] = parameters = Parameters(tuple(found))
+        return parameters
 
     def _still_ends(self, function: int, layout: Layout) -> bool:
         count = len(layout)
         if count and _parameter(function, count - 1) != layout[-1]:
             return False
         return _parameter(function, count) is None
-
-    def _arguments(self, function: int, arguments: Sequence[bytes]) -> Any:
-        """An array of pointers into the argument bytes themselves, which it keeps alive.
-
-        Raises:
-            CudaError: INVALID_VALUE where count or sizes are not the function's; CUDA would read
-                past the bytes.
-        """
-        expected = [size for _, size in self._layout(function)]
-        listed = [bytes(data) for data in arguments]  # c_char_p takes nothing else
-        sizes = [len(data) for data in listed]
-        if sizes != expected:
-            raise cuda_error(
-                "CUDA_ERROR_INVALID_VALUE",
-                "cuLaunchKernelEx",
-                description=f"arguments: expected sizes {expected}, got {sizes} bytes",
-            )
-        return (ctypes.c_char_p * len(listed))(*listed)
 
     def _grant(self, function: int, config: LaunchConfig) -> None:
         """Lets a function use the shared memory and cluster size it is launched with."""

@@ -260,13 +260,14 @@ class NodeCalls(GraphCalls, FunctionCalls):
 
     def prepare_kernel(self, params: KernelParams) -> None:
         """Checks the arguments' sizes and lets the function use what its launch asks for."""
-        self._arguments(params.function, params.arguments)
+        self._parameters(params.function).check(params.arguments)
         self._grant(params.function, params.config)
 
     def kernel_node(self, params: KernelParams) -> tuple[Any, Any]:
         """(``CUDA_KERNEL_NODE_PARAMS``, the argument pointers it needs to outlive the call)."""
-        pointers = self._arguments(params.function, params.arguments)
-        self._grant(params.function, params.config)
+        self.prepare_kernel(params)
+        listed = [bytes(data) for data in params.arguments]  # c_char_p takes nothing else
+        pointers = (ctypes.c_char_p * len(listed))(*listed)
         built = cuda.CUDA_KERNEL_NODE_PARAMS()
         fill_kernel_node(built, params)
         built.kernelParams = ctypes.addressof(pointers)

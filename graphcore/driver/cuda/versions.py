@@ -9,8 +9,9 @@ versions lack or answer wrongly. Three kinds of difference are known:
   entry points instead;
 * ``cuGraphNodeGetParams`` came with CUDA 13.2, in the bindings and in the driver.
 
-Three calls more go past the bindings for their price, those that read a kernel node: its kind, its
-parameters and its attributes, which they answer with layers of objects, a thousand times a graph.
+More calls go past the bindings for their price: those that read a kernel node (its kind, its
+parameters and its attributes, which they answer with layers of objects, a thousand times a graph),
+and launches and updates, which come again and again with arguments that were made once.
 """
 
 from __future__ import annotations
@@ -89,6 +90,7 @@ class EntryPoints:
         self.prepared_node = _entry_point("cuGraphExecKernelNodeSetParams", 12000)
         self.prepared_kernel = _entry_point("cuGraphKernelNodeSetParams", 12000)
         self.prepared_launch = _entry_point("cuGraphLaunch", 10000)
+        self.kernel_launch = _entry_point("cuLaunchKernelEx", 11060)
         self.nodes = _entry_point("cuGraphGetNodes", 10000, pointer, pointer, count)
         self.edges = _entry_point(
             "cuGraphGetEdges", 13000, pointer, pointer, pointer, pointer, count
