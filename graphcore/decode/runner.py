@@ -37,6 +37,7 @@ from graphcore.decode.step import DecodeStep
 from graphcore.decode.variants import Variants
 from graphcore.decode.weak_call import weakly
 from graphcore.driver import Driver, active
+from graphcore.driver.active import UNDER_WAY
 from graphcore.errors import CapacityError, CaptureError, ConfigurationError, LifecycleError
 from graphcore.executable.capture_options import LegacyWork, check_legacy_work, check_pool
 from graphcore.executable.handles import NotCopied
@@ -262,7 +263,7 @@ class CUDAGraphAR(Holding, Generating, NotCopied):
             CaptureError: Inside a capture, where the token would be counted but not decoded; or the
                 current stream is the legacy one and another thread's capture would break.
         """
-        if active.current() is not None:
+        if UNDER_WAY and active.current() is not None:
             refuse_inside_capture("replay()")
         if token is not None:
             return self._replay_forced(token)

@@ -34,6 +34,7 @@ from graphcore.executable.runs import Runs, are_noted, bind_counted
 from graphcore.executable.switches import KnownSwitches, Switch
 from graphcore.executable.update_history import UpdateHistory
 from graphcore.interop import current_stream, current_stream_holder
+from graphcore.interop.streams import current_stream_reader
 from graphcore.interop.drivers import same_driver
 from graphcore.resources.lifetime import OwnerSet
 
@@ -46,7 +47,6 @@ _live: weakref.WeakSet[GraphExec] = weakref.WeakSet()
 _live_lock = threading.Lock()
 
 _UNBOUND: Any = object()  # is no stream
-_CURRENT: Any = object()  # neither: bound to what was the current stream, without a flag
 
 
 class GraphExec(RebindableExec):
@@ -60,6 +60,7 @@ class GraphExec(RebindableExec):
         "_is_fenced",
         "_last_handle",
         "_last_stream",
+        "_launch_bound",
         "_raise_launch",
     )
 
@@ -89,6 +90,8 @@ class GraphExec(RebindableExec):
         self._last_stream: Any = None
         self._last_handle: StreamHandle | None = None
         self._is_fenced = False
+        self._launch_bound: Callable[[], Any] = _not_bound
+        # the same, or what first looks whether the current stream is still the bound one
         self._call: Callable[[], Any] = _not_bound
         # those of graphs it ran before, while somebody guards their outputs
         self._earlier: weakref.WeakSet[Runs] = weakref.WeakSet()
@@ -120,7 +123,7 @@ class GraphExec(RebindableExec):
             self._bind(stream)
         try:
             result = self._call()
-        except _UnboundError:  # another thread began a capture in between
+        except _UnboundError:  # another stream is current, or a capture began in between
             self._unbind()
             self.launch(stream)
             return
@@ -138,9 +141,6 @@ class GraphExec(RebindableExec):
         self._resource.is_on_device = True
 
     def _bind(self, stream: Any) -> None:
-        if stream is None and self._bound_stream is _CURRENT and self._is_still_current():
-            self._is_fenced = False
-            return
         if self._refusal is not None:
             self._look_closer()
         capture = active.current()
@@ -161,23 +161,21 @@ class GraphExec(RebindableExec):
             self._unbind()
             call = self.driver.bind_launch(self._resource.handle, handle)
             runs = {*self._taken.runs, *self._earlier}
-            self._call = bind_counted(call, runs, handle, holder)
+            self._launch_bound = bind_counted(call, runs, handle, holder)
             self._bound_handle = handle
         self._last_stream, self._last_handle, self._is_fenced = holder, handle, False
         self._resource.launches_on(self._last_stream, handle)
-        # where there is a flag, every launch looks
-        if self._refusal is not None:
+        self._call = self._launch_bound
+        # where there is a flag, every launch looks; and without a stream where anything captures,
+        # on whatever thread: that has rules that only the long way knows
+        if self._refusal is not None or (stream is None and active.UNDER_WAY):
             self._bound_stream = _UNBOUND
-        else:
-            self._bound_stream = _CURRENT if stream is None else stream
-            if isinstance(stream, Stream):
-                stream.when_closed(self)
-
-    def _is_still_current(self) -> bool:
-        # a capture, on whatever thread, has rules that only the long way knows
-        if active.is_any_under_way():
-            return False
-        return current_stream(self.driver) == self._bound_handle
+            return
+        if stream is None:
+            self._call = _while_current(self.driver, self._launch_bound)
+        elif isinstance(stream, Stream):
+            stream.when_closed(self)
+        self._bound_stream = stream
 
     def _captures(self, stream: StreamHandle) -> bool:
         return self.driver.capture_status(stream).state is not CaptureState.NONE
@@ -212,7 +210,8 @@ class GraphExec(RebindableExec):
         self._bound_stream = _UNBOUND
 
     def _unbind(self) -> None:
-        self._bound_stream, self._bound_handle, self._call = _UNBOUND, None, _not_bound
+        self._bound_stream, self._bound_handle = _UNBOUND, None
+        self._call = self._launch_bound = _not_bound
 
     # ---- what an update leaves -----------------------------------------------------------------
 
@@ -328,7 +327,20 @@ def forget_bindings(driver: Driver) -> None:
 
 
 class _UnboundError(Exception):
-    """A call that is bound to no stream any more; nothing was launched."""
+    """A call that is bound to no stream any more, or to another one; nothing was launched."""
+
+
+def _while_current(driver: Driver, launch: Callable[[], Any]) -> Callable[[], Any]:
+    """``launch``, which goes to the current stream of now, for as long as that is current."""
+    captures, read = active.UNDER_WAY, current_stream_reader(driver)
+    expected = read()
+
+    def launch_there() -> Any:
+        if captures or read() != expected:
+            raise _UnboundError
+        return launch()
+
+    return launch_there
 
 
 def _not_bound() -> None:

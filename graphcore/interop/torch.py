@@ -60,6 +60,17 @@ def current_stream(device: int) -> int | None:
     return handle
 
 
+def current_stream_reader(device: int) -> Callable[[], int] | None:
+    """What calls torch at once for :func:`current_stream`; None where torch has not begun.
+
+    It holds for good: torch that has begun with CUDA does not end.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return None
+    return partial(torch._C._cuda_getCurrentRawStream, device)
+
+
 @contextmanager
 def use_stream(handle: int, device: int) -> Iterator[None]:
     """Makes ``handle`` torch's current stream and ``device`` its current device."""
