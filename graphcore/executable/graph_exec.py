@@ -34,8 +34,8 @@ from graphcore.executable.runs import Runs, are_noted, bind_counted
 from graphcore.executable.switches import KnownSwitches, Switch
 from graphcore.executable.update_history import UpdateHistory
 from graphcore.interop import current_stream, current_stream_holder
-from graphcore.interop.streams import current_stream_reader
 from graphcore.interop.drivers import same_driver
+from graphcore.interop.streams import current_stream_reader
 from graphcore.resources.lifetime import OwnerSet
 
 if TYPE_CHECKING:

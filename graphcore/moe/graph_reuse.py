@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from graphcore.driver import Driver, Stream, active, as_stream
+from graphcore.driver.active import UNDER_WAY
 from graphcore.driver.kept import default_driver
 from graphcore.errors import CaptureError, ConfigurationError, LifecycleError
 from graphcore.interop import current_stream
@@ -183,10 +184,15 @@ class GraphReuse(ReuseBooks):
                 The next call is right.
         """
         fast = self._fast.get((id(work), prompt_rows, phase))
-        if fast is not None:
-            result = self._replay(fast, work, certificate, stream)
-            if result is not None:
-                return result
+        if (
+            fast is not None
+            and not UNDER_WAY
+            and not is_disabled()
+            and fast.holds(work, certificate, stream, self.manifests.current, self.pool)
+        ):
+            replayed = self._replays.replay(fast)
+            if replayed is not None:
+                return replayed
         self._refuse_closed()
         _refuse_inside_capture()
         check_call(work.rows, phase, prompt_rows)
@@ -328,21 +334,6 @@ class GraphReuse(ReuseBooks):
         )
 
     # ---- helpers -------------------------------------------------------------------------------
-
-    def _replay(
-        self, fast: FastReplay, work: StepWork, certificate: Certificate | None, stream: Any
-    ) -> StepResult | None:
-        """The replay that the last call came to; None where it has to be looked at."""
-        given = fast.given_stream
-        if (stream is not given and stream != given) or is_disabled() or active.UNDER_WAY:
-            return None
-        if stream is None and current_stream(self.driver) != fast.handle:
-            return None
-        if fast.pool is not None and fast.pool is not self.pool:
-            return None
-        if not fast.holds(work, certificate, self.manifests.current):
-            return None
-        return self._replays.replay(fast)
 
     def _publish(self, work: StepWork) -> None:
         """Publishes what the pool has, for want of a registry that knows better."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 
 from graphcore.errors import ConfigurationError
@@ -77,6 +77,7 @@ class MoECounting:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._numbers = dict.fromkeys(_NAMES, 0)
+        self._tallies: list[Tally] = []
 
     def add(self, *names: str, count: int = 1) -> None:
         """Adds ``count`` to each of ``names``, all or none.
@@ -88,26 +89,38 @@ class MoECounting:
         with self._lock:
             self._numbers.update({name: self._numbers[name] + count for name in names})
 
-    def tally(self, counts: Mapping[str, int]) -> Callable[[], None]:
-        """What adds to each of the names in ``counts``: for what is counted at every step.
+    def tally(self, counts: Mapping[str, int]) -> Tally:
+        """What adds ``counts`` to the numbers as often as it says: for what every step counts.
+
+        One thread at a time may count there.
 
         Raises:
             ConfigurationError: A name that no counter has.
         """
         _check(counts)
-        lock, numbers, pairs = self._lock, self._numbers, tuple(counts.items())
-
-        def add() -> None:
-            with lock:
-                for name, count in pairs:
-                    numbers[name] += count
-
-        return add
+        tally = Tally(dict(counts))
+        with self._lock:
+            self._tallies.append(tally)
+        return tally
 
     def snapshot(self) -> MoECounters:
         """The numbers of now, together."""
         with self._lock:
-            return MoECounters(**self._numbers)
+            numbers = dict(self._numbers)
+            for tally in self._tallies:
+                for name, count in tally.counts.items():
+                    numbers[name] += tally.times * count
+        return MoECounters(**numbers)
+
+
+class Tally:
+    """What is counted together, and how often it was: ``times``, for its user to raise."""
+
+    __slots__ = ("counts", "times")
+
+    def __init__(self, counts: dict[str, int]) -> None:
+        self.counts = counts
+        self.times = 0
 
 
 def _check(names: Iterable[str]) -> None:

@@ -7,13 +7,13 @@ manifest is replaced only when nobody does. Reading the current one takes no loc
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from graphcore.errors import ConfigurationError, CudaError, LifecycleError
+from graphcore.moe.manifests.changes import Changes
 from graphcore.moe.manifests.manifest import ExpertBank, ExpertGroup, Manifest
 from graphcore.moe.manifests.manifest_check import Rejected, examine
 from graphcore.moe.manifests.names import PublicationCode, Rejection
@@ -56,9 +56,9 @@ class ManifestRegistry:
     """
 
     def __init__(self, first_generation: int = 0) -> None:
-        self._changed = threading.Condition()
+        self._changed = Changes()
         self._current = Published(Manifest(), first_generation)
-        self._ownership = Ownership(generation=first_generation, condition=self._changed)
+        self._ownership = Ownership(generation=first_generation, changes=self._changed)
 
     @property
     def current(self) -> Published:

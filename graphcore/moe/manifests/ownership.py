@@ -15,6 +15,7 @@ from collections.abc import Hashable, Iterable, Iterator
 from contextlib import contextmanager
 
 from graphcore.errors import ConfigurationError, LifecycleError
+from graphcore.moe.manifests.changes import Changes
 from graphcore.moe.manifests.leases import (
     PASSING,
     Admission,
@@ -36,6 +37,11 @@ __all__ = [
 
 MOST_TOKENS = 2**64 - 1
 
+# for what every step of a model does
+_OPEN = Admission.OPEN
+_made = tuple.__new__  # a named tuple's own way in takes twice as long
+_thread = threading.get_ident
+
 
 class Ownership:
     """Leases, transactions and epochs of groups.
@@ -43,7 +49,7 @@ class Ownership:
     Args:
         groups: Their names.
         generation: Of the manifest that they are of.
-        condition: The lock to use, and what is notified of every change; None makes one.
+        changes: The lock to use, and what is told of every change; None makes one.
         first_token: Of transactions; none is given twice.
     """
 
@@ -52,10 +58,11 @@ class Ownership:
         groups: Iterable[Hashable] = (),
         *,
         generation: int = 1,
-        condition: threading.Condition | None = None,
+        changes: Changes | None = None,
         first_token: int = 1,
     ) -> None:
-        self._changed = condition or threading.Condition()
+        self._changed = Changes() if changes is None else changes
+        self._lock = self._changed.lock
         self._epochs: dict[Hashable, int] = dict.fromkeys(groups, 1)
         self._generation = generation
         self._admission = Admission.OPEN
@@ -166,7 +173,7 @@ class Ownership:
         with self._changed:
             self._leases.pop(lease.number, None)
             self._drop_transactions(lease)
-            self._changed.notify_all()
+            self._changed.tell()
 
     @contextmanager
     def held(
@@ -232,7 +239,7 @@ class Ownership:
         """Ends ``transaction``; a second time does nothing."""
         with self._changed:
             self._drop_transactions(transaction.lease)
-            self._changed.notify_all()
+            self._changed.tell()
 
     def _drop_transactions(self, lease: Lease) -> None:
         if not self._leases:  # there is nobody whose they could be
@@ -250,31 +257,43 @@ class Ownership:
 
         Arguments as of :meth:`lease`, without waiting.
         """
-        with self._changed:
+        with self._lock:
             epochs = self._known.get(groups)
-            is_quiet = self._admission is Admission.OPEN and not self._changing
-            if epochs is None or not is_quiet or generation != self._generation:
+            if (
+                epochs is None
+                or self._changing
+                or self._admission is not _OPEN
+                or generation != self._generation
+            ):
                 refusal = self._refusal(groups, generation)
                 if refusal is not None:
                     return refusal
                 epochs = tuple((group, self._epochs[group]) for group in groups)
                 self._known[groups] = epochs
-            if not self._transactions.keys().isdisjoint(groups):
-                taken = next(group for group in groups if group in self._transactions)
+            transactions, number, token = self._transactions, self._next_lease, self._next_token
+            if transactions and not transactions.keys().isdisjoint(groups):
+                taken = next(group for group in groups if group in transactions)
                 return Refusal(RefusalReason.BUSY, str(taken))
-            if self._next_token > MOST_TOKENS:
+            if token > MOST_TOKENS:
                 return Refusal(RefusalReason.EXHAUSTED)
-            lease = Lease(self._next_lease, owner, generation, epochs, threading.get_ident())
-            transaction = Transaction(self._next_token, lease)
-            self._next_lease += 1
-            self._next_token += 1
-            self._leases[lease.number] = lease
-            self._transactions.update(dict.fromkeys(groups, transaction))
+            lease = _made(Lease, (number, owner, generation, epochs, _thread()))
+            transaction = _made(Transaction, (token, lease))
+            self._next_lease, self._next_token = number + 1, token + 1
+            self._leases[number] = lease
+            for group in groups:
+                transactions[group] = transaction
             return transaction
 
     def leave(self, transaction: Transaction) -> None:
         """Ends what :meth:`enter` began; a second time does nothing."""
-        self.release(transaction.lease)
+        lease, leases = transaction.lease, self._leases
+        with self._lock:
+            leases.pop(lease.number, None)
+            if leases:
+                self._drop_transactions(lease)
+            else:  # there is nobody whose transactions could be
+                self._transactions.clear()
+            self._changed.tell()
 
     def abandon(self, owner: Hashable) -> None:
         """Gives back all that ``owner`` has on this thread: for after an interrupt."""
@@ -346,7 +365,7 @@ class Ownership:
     def _reopen(self, names: set[Hashable]) -> None:
         for name in names:
             del self._changing[name]
-        self._changed.notify_all()
+        self._changed.tell()
 
     def is_changing(self) -> bool:
         """Whether any group is being changed.
@@ -363,7 +382,7 @@ class Ownership:
         """Opens or closes admission to all groups; leases that are out hold on."""
         with self._changed:
             self._admission = admission
-            self._changed.notify_all()
+            self._changed.tell()
 
     def wait_idle(self, timeout: float | None, groups: set[Hashable] | None = None) -> bool:
         """Waits until nobody has a lease of ``groups`` (None: of any); False after ``timeout`` s.
@@ -397,4 +416,4 @@ class Ownership:
             self._known.clear()
             self._epochs = {name: self._epochs.get(name, 0) + 1 for name in groups}
             self._generation = generation
-            self._changed.notify_all()
+            self._changed.tell()

@@ -17,6 +17,7 @@ from graphcore_kernels import RoutePolicy
 
 from graphcore.driver import Driver, active
 from graphcore.driver.kept import default_driver
+from graphcore.driver.records import StreamHandle
 from graphcore.errors import CaptureError, ConfigurationError, LifecycleError
 from graphcore.moe.manifests.manifest import ExpertGroup
 from graphcore.moe.manifests.ownership import Ownership
@@ -239,6 +240,14 @@ class SlotPool:
     def doubt(self, name: str) -> None:
         """Notes that the copy of the newest step's misses may not have run; see :meth:`settle`."""
         self._doubtful.add(name)
+
+    def stands(self, serial: int, stream: StreamHandle) -> bool:
+        """Whether it is open, of these allocations, settled, and its newest step was on ``stream``.
+
+        All of what a step that was the same before has to know, at the price of one question.
+        """
+        is_open = not (self._is_closed or self._doubtful)
+        return is_open and self._now.serial == serial and self.order.handle == stream
 
     @property
     def is_settled(self) -> bool:

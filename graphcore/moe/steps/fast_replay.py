@@ -6,11 +6,14 @@ needs no facts found out: nothing that they come from has changed.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 from graphcore.driver import Stream
 from graphcore.driver.records import StreamHandle
 from graphcore.executable import GraphExec
+from graphcore.interop.streams import current_stream, current_stream_reader
 from graphcore.moe.decisions.certificate import Certificate
 from graphcore.moe.decisions.decision import Decision
 from graphcore.moe.decisions.entry_state import EntryState
@@ -23,7 +26,8 @@ from graphcore.moe.steps.variant_table import Variant
 from graphcore.reuse.renewable import EntryUse
 
 
-class FastReplay(NamedTuple):
+@dataclass(frozen=True, slots=True, eq=False)
+class FastReplay:
     """One replay.
 
     Args:
@@ -34,6 +38,8 @@ class FastReplay(NamedTuple):
         given_stream: As the caller gave it; None: the current one.
         stream: What it was.
         handle: Of it.
+        read_current: Tells one current stream from another.
+        current: What it said.
         phase: That the call counts as.
         published: The manifest.
         pool: The slots; None for a plain step.
@@ -54,6 +60,8 @@ class FastReplay(NamedTuple):
     given_stream: Any
     stream: Stream
     handle: StreamHandle
+    read_current: Callable[[], int]
+    current: int
     phase: Phase
     published: Published
     pool: SlotPool | None
@@ -66,16 +74,34 @@ class FastReplay(NamedTuple):
     executable: GraphExec
     decision: Decision
 
-    def holds(self, work: StepWork, certificate: Certificate | None, published: Published) -> bool:
-        """Whether everything that it was decided from is as it was, but streams and slots."""
-        return bool(
+    def holds(
+        self,
+        work: StepWork,
+        certificate: Certificate | None,
+        stream: Any,
+        published: Published,
+        pool: SlotPool | None,
+    ) -> bool:
+        """Whether everything that it was decided from is as it was; the slots are looked at later.
+
+        Args:
+            work: Of the call.
+            certificate: As the caller gives it.
+            stream: As the caller gives it.
+            published: The manifest of now.
+            pool: The slots of now.
+        """
+        given = self.given_stream
+        return (
             self.work is work
             and work.uid == self.uid
-            and self.uid
             and self.given is certificate
             and self.published is published
             and self.variant.state is self.state
             and not work.obstacle
+            and (self.pool is pool or self.pool is None)
+            and (stream is given or bool(stream == given))
+            and (stream is not None or self.read_current() == self.current)
         )
 
     def has_slots(self) -> bool:
@@ -84,11 +110,7 @@ class FastReplay(NamedTuple):
         Before that another thread may still step on another stream, or leave a step half done.
         """
         pool = self.pool
-        if pool is None:
-            return True
-        if pool.order.handle != self.handle or pool.serial != self.serial:
-            return False
-        return pool.is_settled and not pool.is_closed
+        return pool is None or pool.stands(self.serial, self.handle)
 
 
 def fast_replay(
@@ -110,15 +132,21 @@ def fast_replay(
     step, use = facts.step, variant.use
     if use is None or not step.uid:
         return None
+    stream = step.stream
+    if given[1] is None and current_stream(stream.driver) != stream.handle:
+        return None
     pool = facts.pool if facts.seen.groups else None
+    read_current = current_stream_reader(stream.driver)
     return FastReplay(
         work=step.work,
         uid=step.uid,
         given=given[0],
         certificate=step.certificate,
         given_stream=given[1],
-        stream=step.stream,
-        handle=step.stream.handle,
+        stream=stream,
+        handle=stream.handle,
+        read_current=read_current,
+        current=read_current(),
         phase=step.phase,
         published=facts.published,
         pool=pool,

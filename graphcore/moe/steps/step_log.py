@@ -8,7 +8,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable
 
 from graphcore.errors import GraphcoreWarning
-from graphcore.moe.decisions.counters import MoECounting
+from graphcore.moe.decisions.counters import MoECounting, Tally
 from graphcore.moe.decisions.decision import Decision
 from graphcore.moe.decisions.lookup_key import LookupKey
 from graphcore.moe.decisions.reasons import Reason
@@ -50,7 +50,7 @@ class StepLog:
         self._sums = {kind: [0.0] * 5 for kind in Kind}
         self._replays = self._sums[Kind.REPLAY]
         self._changed_in_a_row: Counter[LookupKey] = Counter()
-        self._tallies: dict[int, Callable[[], None]] = {}
+        self._tallies: dict[int, Tally] = {}
 
     @property
     def totals(self) -> dict[Kind, StepTotals]:
@@ -107,7 +107,7 @@ class StepLog:
                 {"calls": 1, "replays": 1, "plan_calls": 1, "plan_reuses": 1,
                  "ready": groups, "completed": groups}
             )  # fmt: skip
-        tally()
+        tally.times += 1
 
     def tell(self, record: StepRecord) -> None:
         """Tells the observers; what one of them raises is a warning, for the step has run."""
