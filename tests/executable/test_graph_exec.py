@@ -27,7 +27,7 @@ from graphcore import (
     LifecycleError,
     StaleGraphError,
 )
-from graphcore.driver import Driver
+from graphcore.driver import Driver, active
 from graphcore.driver.emulated import EmulatedDriver
 from graphcore.driver.records import NodeKind
 from graphcore.errors import GraphcoreWarning
@@ -273,10 +273,62 @@ def test_a_launch_without_a_stream_looks_at_the_current_one_and_at_nothing_else(
     done = run_script(_COUNT.replace("launch(stream)", "launch()"))
     assert done.returncode == 0, done.stderr
     _, *calls = done.stdout.split()
-    looks = ["_bind", "_is_still_current", "is_any_under_way", "current_stream"]
-    assert calls[:5] == ["launch", *looks]
+    assert calls[:3] == ["launch", "launch_there", "current_stream"]
     assert calls[-2:] == ["bound", "setprofile"]
-    assert not {"_handle_of", "refuse_legacy_work", "launches_on"} & set(calls)
+    assert not {"_bind", "_handle_of", "refuse_legacy_work", "launches_on"} & set(calls)
+
+
+# torch that has begun with CUDA, whose current stream is read by one call
+_BESIDE_TORCH = """
+import sys, types
+def read(device):
+    return 0
+sys.modules["torch"] = types.SimpleNamespace(
+    cuda=types.SimpleNamespace(is_initialized=lambda: True),
+    _C=types.SimpleNamespace(_cuda_getCurrentRawStream=read),
+)
+EmulatedDriver = type("Device", (EmulatedDriver,), {"is_emulated": False})
+"""
+
+
+def test_beside_torch_a_launch_without_a_stream_asks_torch_and_allocates_nothing() -> None:
+    imported = "from graphcore.driver.emulated import EmulatedDriver\n"
+    script = _COUNT.replace(imported, imported + _BESIDE_TORCH).replace(
+        "launch(stream)", "launch()"
+    )
+    done = run_script(script)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["0", "launch", "launch_there", "read", "bound", "setprofile"]
+
+
+def test_a_launch_without_a_stream_looks_closer_while_another_thread_captures(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = bench.put([0.0] * 4)
+    executable = adding(bench, x)
+    replay(executable)
+    looked: list[Any] = []
+    bind = GraphExec._bind
+
+    def looking(self: GraphExec, stream: Any) -> None:
+        looked.append(stream)
+        bind(self, stream)
+
+    monkeypatch.setattr(GraphExec, "_bind", looking)
+    replay(executable)
+    assert not looked
+    other = active.ActiveCapture(bench.driver, bench.stream.handle, "thread_local")
+    active.UNDER_WAY.append(other)  # type: ignore[attr-defined]
+    try:
+        replay(executable)
+        replay(executable)
+    finally:
+        active.UNDER_WAY.remove(other)  # type: ignore[attr-defined]
+    assert looked == [None] * 2
+    replay(executable)
+    replay(executable)
+    assert looked == [None] * 3
+    assert bench.get(x, 4) == [6.0] * 4
 
 
 # ---- validity -----------------------------------------------------------------------------------

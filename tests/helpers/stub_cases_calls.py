@@ -268,3 +268,73 @@ def large_shared_memory_and_clusters_are_granted_before_the_launch():
     before = stub().stub_calls(b"cuFuncSetAttribute")
     cuda.launch(function(cuda), RICH, arguments(), 0)
     assert stub().stub_calls(b"cuFuncSetAttribute") == before + 2
+
+
+def a_bound_launch_hands_over_the_same_as_a_launch_by_one_call():
+    cuda = driver()
+    stream = cuda.create_stream(blocking=False)
+    config = LaunchConfig((8, 2, 1), (64, 1, 1), 128, priority=-3)
+    launch = cuda.bind_kernel(function(cuda), config, arguments(1 << 40, 2 << 40, -9), stream)
+    calls = (b"cuLaunchKernelEx", b"cuFuncGetParamInfo", b"cuCtxSetCurrent", b"cuCtxGetCurrent")
+    before = [stub().stub_calls(name) for name in calls]
+    assert not launch()
+    after = [stub().stub_calls(name) for name in calls]
+    assert [new - old for old, new in zip(before, after, strict=True)] == [1, 0, 0, 1]
+    seen = LaunchStruct.in_dll(stub(), "stub_launch")
+    assert list(seen.sizes) == [8, 2, 1, 64, 1, 1, 128]
+    assert (seen.stream, seen.count) == (stream, 1)
+    passed = (ctypes.c_char * 8 * 3).in_dll(stub(), "stub_arguments")
+    assert struct.unpack_from("QQi", bytes(passed)) == (1 << 40, 2 << 40, -9)
+    stub().stub_fail(b"cuLaunchKernelEx", 700)
+    assert launch() == 700
+    raises("CUDA_ERROR_INVALID_VALUE", cuda.bind_kernel, function(cuda), PLAIN, (b"",), stream)
+
+
+def a_bound_launch_finds_its_context_and_leaves_the_other_one():
+    from cuda.bindings import driver as bindings
+
+    cuda = driver()
+    launch = cuda.bind_kernel(function(cuda), PLAIN, arguments(), 0)
+    bindings.cuCtxSetCurrent(bindings.CUcontext(0x4242))
+    assert not launch()
+    assert int(bindings.cuCtxGetCurrent()[1]) == 0x4242
+    bindings.cuCtxSetCurrent(bindings.CUcontext(0))
+    assert not launch()
+    assert int(bindings.cuCtxGetCurrent()[1]) == 0x1000
+
+
+def launches_on_many_threads_do_not_share_memory():
+    import threading
+
+    cuda, loaded = driver(), function(driver())
+    held = [cuda._parameters(loaded).take() for _ in range(2)]
+    assert held[0] is not held[1]
+    for memory in held:
+        cuda._parameters(loaded).give_back(memory)
+    assert cuda._parameters(loaded).take() is held[1]
+    failed = []
+
+    def work(number):
+        try:
+            for _ in range(200):
+                cuda.launch(loaded, PLAIN, arguments(number, number, number), 0)
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
+
+
+def a_function_that_was_not_loaded_here_is_looked_at_again_before_each_launch():
+    cuda, other = driver(), driver()
+    loaded = function(cuda)
+    asked = b"cuFuncGetParamInfo"
+    for one, each in ((cuda, 0), (other, 2)):
+        one.launch(loaded, PLAIN, arguments(), 0)
+        before = stub().stub_calls(asked)
+        one.launch(loaded, PLAIN, arguments(), 0)
+        assert stub().stub_calls(asked) == before + each

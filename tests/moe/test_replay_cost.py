@@ -1,0 +1,128 @@
+"""What a replay of GraphReuse costs the host: calls are counted, not timed."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import pytest
+from helpers.isolated import run_script
+from helpers.threads import SOON, until
+
+from graphcore.errors import ConfigurationError
+from graphcore.moe.decisions.counters import MoECounting
+from graphcore.moe.manifests.changes import Changes
+from graphcore.moe.steps.fact_finder import is_disabled
+
+# in a process of its own: coverage and debuggers trace every line of this one
+_COUNT = """
+import sys, tracemalloc
+from helpers.moe_steps import Scene
+from graphcore.driver.emulated import EmulatedDriver
+
+driver = EmulatedDriver()
+scene = Scene(driver)
+scene.reuse.observers.clear()
+lane = scene.lane()
+kinds = [lane.run().kind.value for _ in range(3)]
+assert kinds == ["direct", "capture", "replay"], kinds
+
+def bound():
+    return None
+
+driver.bind_launch = lambda executable, stream: bound
+lane.executable._unbind()
+run, step, stream, other = scene.reuse.run, lane.step, scene.stream, driver.stream()
+for _ in range(3):
+    run(step, stream=stream)
+tracemalloc.start()
+run(step, stream=stream)
+before = tracemalloc.get_traced_memory()[0]
+for _ in range(50):
+    run(step, stream=stream)
+grown = tracemalloc.get_traced_memory()[0] - before
+tracemalloc.stop()
+
+calls = []
+def note(frame, event, argument):
+    if event == "call":
+        calls.append(frame.f_code.co_name)
+
+sys.setprofile(note)
+result = run(step, stream=GIVEN)
+sys.setprofile(None)
+print(result.kind.value, grown, *calls)
+"""
+
+
+def counted(stream: str) -> list[str]:
+    done = run_script(_COUNT.replace("GIVEN", stream))
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+def test_a_replay_of_unchanged_slots_is_one_launch_and_few_looks() -> None:
+    kind, grown, *calls = counted("stream")
+    assert kind == "replay"
+    assert int(grown) < 2000, "50 steps leave a few numbers behind, and no object each"
+    assert (calls[0], calls.count("launch"), calls.count("bound")) == ("run", 1, 1)
+    assert len(calls) <= 18, calls
+    assert not {"__enter__", "notify_all", "__getitem__", "find", "__new__"} & set(calls)
+
+
+def test_a_replay_on_another_stream_is_decided_anew_and_costs_what_that_does() -> None:
+    kind, _, *calls = counted("other")
+    assert kind == "replay"
+    assert "find" in calls
+    assert len(calls) > 100
+
+
+@pytest.mark.parametrize("value", ["1", "0", "", "on"])
+def test_whether_graphs_are_switched_off_is_read_as_the_environment_says_it(
+    monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    monkeypatch.setenv("GRAPHCORE_DISABLE", value)
+    assert is_disabled() is (os.environ["GRAPHCORE_DISABLE"] == "1")
+    monkeypatch.delenv("GRAPHCORE_DISABLE")
+    assert not is_disabled()
+
+
+def test_a_tally_counts_all_its_names_beside_what_is_added() -> None:
+    counting = MoECounting()
+    tally = counting.tally({"calls": 1, "ready": 3})
+    counting.add("calls")
+    for _ in range(2):
+        tally.times += 1
+    numbers = counting.snapshot()
+    assert (numbers.calls, numbers.ready, numbers.replays) == (3, 6, 0)
+    with pytest.raises(ConfigurationError, match="expected counters"):
+        counting.tally({"call": 1})
+
+
+def test_who_waits_for_a_change_is_woken_and_nobody_else_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    changes, told = Changes(), []
+    monkeypatch.setattr(Changes, "notify_all", lambda self: told.append(1) or self.notify(9))
+    with changes.lock:
+        changes.tell()
+    assert not told
+    woken = threading.Event()
+
+    def wait() -> None:
+        with changes:
+            if changes.wait(SOON):
+                woken.set()
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    until(lambda: changes._waiting == 1)
+    with changes:
+        changes.tell()
+    thread.join(SOON)
+    assert woken.is_set()
+    assert (told, changes._waiting) == ([1], 0)
+    with changes:
+        assert not changes.wait(0.001)
+        changes.tell()
+    assert told == [1]
