@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import os
-import threading
 
 import pytest
 from helpers.isolated import run_script
-from helpers.threads import SOON, until
 
-from graphcore.errors import ConfigurationError
-from graphcore.moe.decisions.counters import MoECounting
-from graphcore.moe.manifests.changes import Changes
 from graphcore.moe.steps.fact_finder import is_disabled
 
 # in a process of its own: coverage and debuggers trace every line of this one
@@ -84,44 +79,3 @@ def test_whether_graphs_are_switched_off_is_read_as_the_environment_says_it(
     assert is_disabled() is (os.environ["GRAPHCORE_DISABLE"] == "1")
     monkeypatch.delenv("GRAPHCORE_DISABLE")
     assert not is_disabled()
-
-
-def test_a_tally_counts_all_its_names_beside_what_is_added() -> None:
-    counting = MoECounting()
-    tally = counting.tally({"calls": 1, "ready": 3})
-    counting.add("calls")
-    for _ in range(2):
-        tally.times += 1
-    numbers = counting.snapshot()
-    assert (numbers.calls, numbers.ready, numbers.replays) == (3, 6, 0)
-    with pytest.raises(ConfigurationError, match="expected counters"):
-        counting.tally({"call": 1})
-
-
-def test_who_waits_for_a_change_is_woken_and_nobody_else_is_told(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    changes, told = Changes(), []
-    monkeypatch.setattr(Changes, "notify_all", lambda self: told.append(1) or self.notify(9))
-    with changes.lock:
-        changes.tell()
-    assert not told
-    woken = threading.Event()
-
-    def wait() -> None:
-        with changes:
-            if changes.wait(SOON):
-                woken.set()
-
-    thread = threading.Thread(target=wait)
-    thread.start()
-    until(lambda: changes._waiting == 1)
-    with changes:
-        changes.tell()
-    thread.join(SOON)
-    assert woken.is_set()
-    assert (told, changes._waiting) == ([1], 0)
-    with changes:
-        assert not changes.wait(0.001)
-        changes.tell()
-    assert told == [1]
