@@ -36,9 +36,14 @@ from graphcore.moe.steps.pool_resources import Place, group_states, owners_of, p
 from graphcore.moe.steps.step_facts import Seen, Step, StepFacts
 from graphcore.moe.steps.step_sights import StepSights, products_of
 
-# what os.environ keeps: every step asks, and a name that is not set costs 1 us there
-_environment: Any = os.environ._data  # type: ignore[attr-defined]
-_DISABLE, _ON = os.environ.encodekey("GRAPHCORE_DISABLE"), os.environ.encodevalue("1")
+# every step asks, and a name that is not set costs 1 us in os.environ: what CPython keeps in there
+# is asked where it is to be had
+_kept: Any = getattr(os.environ, "_data", None)
+_environment, _DISABLE, _ON = (
+    (os.environ, "GRAPHCORE_DISABLE", "1")
+    if _kept is None
+    else (_kept, os.environ.encodekey("GRAPHCORE_DISABLE"), os.environ.encodevalue("1"))
+)
 
 
 class FactFinder:
