@@ -1,16 +1,21 @@
-"""Notebooks without Jupyter: their cells, and what a run on the emulated driver puts out.
+"""Notebooks without Jupyter: their cells, and what a run puts out.
 
-``python tests/helpers/notebooks.py NAME.ipynb ...`` writes the outputs of a run into notebooks.
+``python tests/helpers/notebooks.py [--to FOLDER] NAME.ipynb ...`` writes the outputs of a run on
+the driver that is here into notebooks, in their place or as copies in another folder.
 """
 
+import argparse
 import json
 import re
-import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "notebooks"
+VARIES = "varies"
+"""The tag of cells whose outputs differ from run to run: times, or the last bits of floats."""
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
+# how the first cell of a notebook says whose outputs it keeps
+_SAID = re.compile(r"those of (?:the emulated driver|an? [\w ]+ on \d{4}-\d\d-\d\d)")
 
 # runs cells as a notebook does: what is printed, and the value of an expression at the end
 _RUN = """
@@ -71,19 +76,43 @@ def _outputs(printed, html, text):
     return found
 
 
-def without_addresses(outputs):
-    """``outputs`` as text in which every address is the same."""
-    return _ADDRESS.sub("0x", json.dumps(outputs, sort_keys=True))
+def compared(notebook, outputs):
+    """``outputs``, one for each code cell, as text: addresses alike, cells that vary left out."""
+    kept = [
+        [] if VARIES in cell["metadata"].get("tags", ()) else each
+        for cell, each in zip(code_cells(notebook), outputs, strict=True)
+    ]
+    return _ADDRESS.sub("0x", json.dumps(kept, sort_keys=True))
 
 
-def write_outputs(name):
-    notebook = read(name)
+def driver_of(notebook):
+    """The name of the driver whose outputs a notebook keeps; None: it keeps none."""
+    return notebook["metadata"].get("graphcore", {}).get("driver")
+
+
+def write_outputs(name, folder=FOLDER):
+    """Runs a notebook and writes it with its outputs, and with whose they are."""
+    from datetime import date
+
+    from graphcore import open_driver
+
+    notebook, driver = read(name), open_driver()
     for cell, outputs in zip(code_cells(notebook), run(name), strict=True):
         cell["outputs"] = outputs
+    notebook["metadata"]["graphcore"] = {"driver": driver.name}
+    said = "the emulated driver"
+    if not driver.is_emulated:
+        said = f"an {driver.device_info().name} on {date.today().isoformat()}"
+    for cell in notebook["cells"][:1]:
+        cell["source"] = [_SAID.sub(f"those of {said}", line) for line in cell["source"]]
     text = json.dumps(notebook, indent=1, ensure_ascii=False) + "\n"
-    (FOLDER / name).write_text(text, encoding="utf-8")
+    (Path(folder) / name).write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
-    for each in sys.argv[1:]:
-        write_outputs(each)
+    parser = argparse.ArgumentParser(description="write the outputs of a run into notebooks")
+    parser.add_argument("--to", default=FOLDER, help="where copies are written")
+    parser.add_argument("names", nargs="+")
+    options = parser.parse_args()
+    for each in options.names:
+        write_outputs(each, options.to)
