@@ -86,7 +86,7 @@ def read(path: Path) -> Report:
         is_meaningless = bool(content.pop("meaningless", ""))
         rows = [Row(**row) for row in content.pop("rows")]
         return Report(**content, rows=rows, is_meaningless=is_meaningless)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigurationError(f"{path}: expected a result of a suite: {error!r}") from error
 
 

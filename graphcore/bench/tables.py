@@ -98,7 +98,7 @@ def replaced(document: str, text: str) -> str:
 def _read(path: Path) -> Result:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigurationError(f"{path}: expected JSON: {error}") from error
     missing = [name for name in _FIELDS if not isinstance(content, dict) or name not in content]
     if missing:

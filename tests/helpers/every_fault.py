@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Generic, TypeVar
 
 import pytest
@@ -21,6 +22,13 @@ CALLS = sorted(Driver.__abstractmethods__ - {"raise_launch", "synchronize", "clo
 _NEVER = 1 << 40
 
 
+Codes = Callable[[str], Sequence[str]]
+
+
+def _unknown(call: str) -> tuple[str, ...]:
+    return ("CUDA_ERROR_UNKNOWN",)
+
+
 @dataclass(frozen=True)
 class Faulted(Generic[State]):
     """An operation during which one call failed; ``error`` is None where it was swallowed."""
@@ -29,6 +37,8 @@ class Faulted(Generic[State]):
     state: State
     error: BaseException | None
     before: tuple[int, ...]
+    call: str = ""
+    code: str = ""
 
     @property
     def is_noted(self) -> bool:
@@ -44,23 +54,30 @@ class Faulted(Generic[State]):
 
 
 def each_fault(
-    prepare: Callable[[EmulatedDriver], State], operate: Callable[[State], object]
+    prepare: Callable[[EmulatedDriver], State],
+    operate: Callable[[State], object],
+    codes: Codes = _unknown,
 ) -> Iterator[tuple[EmulatedDriver, Faulted[State]]]:
-    """Does ``operate`` on a fresh state again and again, each time with another call failing."""
+    """Does ``operate`` on a fresh state again and again, each time with another call failing.
+
+    With each of the ``codes`` of the call in turn.
+    """
     for call, count in _counts(prepare, operate).items():
         # of many calls alike the first, one in the middle and the last
-        for after in sorted({0, count // 2, count - 1} & set(range(count))):
+        places = sorted({0, count // 2, count - 1} & set(range(count)))
+        for after, code in product(places, codes(call)):
             driver = EmulatedDriver()
             state = prepare(driver)
             before = handles(driver)
             error: BaseException | None = None
-            with inject(driver, call, after=after) as fault:
+            with inject(driver, call, code=code, after=after) as fault:
                 try:
                     operate(state)
                 except (GraphcoreError, KeyboardInterrupt) as raised:
                     error = _without_frames(raised)
             assert fault.fired == 1, (call, after)
-            yield driver, Faulted(f"{call} after {after}", state, error, before)
+            where = f"{call} after {after}" + f" with {code}" * (codes is not _unknown)
+            yield driver, Faulted(where, state, error, before, call, code)
 
 
 def _without_frames(error: BaseException) -> BaseException:
