@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, NoReturn
 
 from graphcore.driver.kernel_attributes import walk_attributes
 from graphcore.driver.kernel_update import KernelUpdate
@@ -44,7 +44,7 @@ from graphcore.driver.records import (
     StreamHandle,
     UpdateResult,
 )
-from graphcore.errors import CudaError
+from graphcore.errors import CacheTypeError, CudaError
 
 if TYPE_CHECKING:
     from graphcore.driver.kernel import Kernel
@@ -65,6 +65,12 @@ class Driver(ABC):
 
     device: int
     """Ordinal of the device this driver works on."""
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise CacheTypeError(
+            f"{type(self).__name__}: cannot be copied or pickled, its handles are of this process; "
+            "open one in the other process (graphcore.open_driver)"
+        )
 
     # ---- device -------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from typing import Any
 
 from graphcore.driver.api import Driver
@@ -25,8 +26,10 @@ def open_driver(name: str | None = None, *, device: int | None = None, **options
 
     Raises:
         ConfigurationError: An unknown name or option, or a device that is no ordinal.
-        DriverUnavailable: "cuda" was asked for and cannot be had; the message says why.
+        DriverUnavailable: "cuda" was asked for and cannot be had; the message says why. Or Python
+            runs without its global lock.
     """
+    _refuse_without_the_lock()
     chosen = name or os.environ.get("GRAPHCORE_DRIVER") or None
     if chosen not in (None, "cuda", "emulated"):
         where = "name" if name else "environment variable GRAPHCORE_DRIVER"
@@ -43,6 +46,15 @@ def open_driver(name: str | None = None, *, device: int | None = None, **options
             raise
         _tell_once(str(error))
     return _open_emulated(device, options)
+
+
+def _refuse_without_the_lock() -> None:
+    # counts of owners, the garbage collector's rest, and flags of guards rely on the lock
+    if not getattr(sys, "_is_gil_enabled", lambda: True)():
+        raise DriverUnavailable(
+            "free-threaded Python: expected its global lock, which graphcore relies on; run this "
+            "interpreter with PYTHON_GIL=1 (or -X gil=1), or use an ordinary build"
+        )
 
 
 def _check_device(device: object) -> None:

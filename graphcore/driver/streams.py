@@ -44,6 +44,12 @@ class Stream:
         self._closed = False
         self._users: weakref.WeakSet[UsesStream] | None = None
 
+    def __reduce_ex__(self, protocol: object) -> Any:
+        raise CacheTypeError(
+            f"{type(self).__name__}: cannot be copied or pickled, its handle is of a driver in this "
+            "process; make one in the other process"
+        )
+
     def __cuda_stream__(self) -> tuple[int, int]:
         """The stream protocol: (version 0, handle)."""
         return (0, self._live())
@@ -121,6 +127,12 @@ class Event:
         self.handle = handle
         self._closer = weakref.finalize(self, destroy_quietly, driver.destroy_event, handle)
         self._closer.atexit = False
+
+    def __reduce_ex__(self, protocol: object) -> Any:
+        raise CacheTypeError(
+            f"{type(self).__name__}: cannot be copied or pickled, its handle is of a driver in this "
+            "process; make one in the other process"
+        )
 
     def synchronize(self) -> None:
         """Waits until the recorded work has finished."""
