@@ -3,6 +3,8 @@
 #   make demo    from a clean clone to a language model answering through a captured graph
 #   make test    from a clean clone: install, lint, types, import contracts, tests with coverage
 #   make test-full, check, outcomes, bench-tables, clean    see below
+#   make docs       the documents, notebooks and public names as a site: build/site
+#   make notebooks, faults, fuzz, soak    one proof of the test suite alone, the last two longer
 #
 # Neither needs a GPU; both use one that is there.
 
@@ -20,7 +22,8 @@ PYTHON ?= $(shell for p in python3 python3.12 python3.11 python3.13; do \
   $$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && \
   { command -v $$p; break; }; done)
 
-.PHONY: help demo test test-full check lint types contracts unit outcomes bench-tables clean
+.PHONY: help demo test test-full check lint types contracts unit outcomes bench-tables clean \
+  docs notebooks faults fuzz soak
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -75,6 +78,28 @@ outcomes: $(STAMP)
 bench-tables: $(STAMP)
 	$(BIN)/python -m graphcore.bench.tables --rows-only README.md $(RESULTS)
 	$(BIN)/python -m graphcore.bench.tables docs/benchmarks.md $(RESULTS)
+
+# warnings are errors (mkdocs.yml)
+docs: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+	  mkdocs-material 'mkdocstrings[python]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	$(BIN)/python -m pytest -q tests/test_site.py tests/test_documents.py
+
+notebooks: $(STAMP)
+	$(BIN)/python -m pytest -q tests/test_notebooks.py
+
+# every driver call of every operation, with every code that it can give
+faults: $(STAMP)
+	FAULTS=all $(BIN)/python -m pytest -q tests/faults --timeout=3600
+
+# FUZZ=20 times the examples of `make test`, other ones each time
+fuzz: $(STAMP)
+	FUZZ=$${FUZZ:-20} $(BIN)/python -m pytest -q tests/fuzz --timeout=3600
+
+# ten thousand random operations on graphs, caches and experts, with what is held in between
+soak: $(STAMP)
+	PYTHONPATH=.:kernels:tests $(BIN)/python -W ignore tests/helpers/soak.py $${STEPS:-10000}
 
 clean:
 	rm -rf $(VENV) build dist demo.html .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache

@@ -46,8 +46,8 @@ class Stream:
 
     def __reduce_ex__(self, protocol: object) -> Any:
         raise CacheTypeError(
-            f"{type(self).__name__}: cannot be copied or pickled, its handle is of a driver in this "
-            "process; make one in the other process"
+            f"{type(self).__name__}: cannot be copied or pickled, its handle is of a driver here; "
+            "make one in the other process"
         )
 
     def __cuda_stream__(self) -> tuple[int, int]:
@@ -130,8 +130,8 @@ class Event:
 
     def __reduce_ex__(self, protocol: object) -> Any:
         raise CacheTypeError(
-            f"{type(self).__name__}: cannot be copied or pickled, its handle is of a driver in this "
-            "process; make one in the other process"
+            f"{type(self).__name__}: cannot be copied or pickled, its handle is of a driver here; "
+            "make one in the other process"
         )
 
     def synchronize(self) -> None:

@@ -57,7 +57,7 @@ def run(name):
     from graphcore.testing import run_isolated
 
     script = f"import io, sys\nsys.stdin = io.StringIO({json.dumps(sources(read(name)))!r})\n{_RUN}"
-    done = run_isolated(script, timeout=240)
+    done = run_isolated(script, timeout=600)
     assert done.survived, done.stderr
     return [_outputs(*given) for given in json.loads(done.stdout)]
 

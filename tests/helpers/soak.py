@@ -84,9 +84,7 @@ class Soak:
         self.driver.faults.inject(call, code=code, after=self.random.randrange(3))
         try:
             self.operations[name]()
-        except (GraphcoreError, AssertionError) as error:
-            # a refusal that says another thing than expected is no wrong result
-            assert isinstance(error, GraphcoreError), (name, call, code, error)
+        except GraphcoreError:
             self.failed += 1
         finally:
             self.driver.faults.clear()
@@ -214,7 +212,9 @@ class Soak:
         """What is held with everything dropped that may go, and every kind of step done once."""
         self.drop_all()
         self.do_generate()
-        for _ in range(4):
+        for number in range(6):
+            if number == 4:  # an executable that was updated keeps the graph it was made from
+                self.lane.move_output()
             self.lane.run()
         self.drop_all()
         gc.collect()
@@ -227,16 +227,20 @@ class Soak:
         return counted
 
 
-def main(steps: int, seed: int) -> None:
-    """A soak of ``steps`` operations in ten parts, with what is held after each."""
-    soak = Soak(graphcore.open_driver(), seed)
+def main(steps: int, seed: int) -> int:
+    """A soak in ten parts, with what is held after each; 1 where that grew after the second."""
+    soak, after = Soak(graphcore.open_driver(), seed), []
     for part in range(11):
         if part:
             soak.run(steps // 10)
-        print(part * (steps // 10), soak.held(), flush=True)
+        after.append(soak.held())
+        print(f"{part * (steps // 10)} steps:", after[-1], flush=True)
     print(f"{soak.failed} faults raised, done: {dict(soak.done)}")
+    blocks = [each.pop("python blocks") for each in after]
+    is_flat = all(each == after[2] for each in after[2:])
+    return 0 if is_flat and blocks[-1] - blocks[2] < steps * 4 else 1
 
 
 if __name__ == "__main__":
     given = [int(each) for each in sys.argv[1:]]
-    main(*(given + [10_000, 0][len(given) :]))
+    sys.exit(main(*(given + [10_000, 0][len(given) :])))
