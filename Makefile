@@ -78,6 +78,7 @@ outcomes: $(STAMP)
 bench-tables: $(STAMP)
 	$(BIN)/python -m graphcore.bench.tables --rows-only README.md $(RESULTS)
 	$(BIN)/python -m graphcore.bench.tables docs/benchmarks.md $(RESULTS)
+	$(BIN)/python -m graphcore.bench.plots docs/images $(RESULTS)
 
 # warnings are errors (mkdocs.yml)
 docs: $(STAMP)
