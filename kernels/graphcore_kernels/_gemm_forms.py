@@ -16,6 +16,7 @@ from graphcore_kernels._module import load_through_cupy, read_source
 from graphcore_kernels.moe_grouped_gemm_reference import combine_reference, product_reference
 
 Layout = Literal["nk", "kn"]
+Way = Literal["flow", "stream", "tile"]
 
 THREADS = 256
 CHUNK_BYTES = 16
@@ -28,6 +29,12 @@ _RING_BYTES = 96 * 1024
 _LARGE_RING_BYTES = 192 * 1024
 _ROOMY = frozenset({(9, 0), (10, 0), (10, 3)})
 _WARPS = THREADS // 32
+_FLOW_WARPS = 8 + 2 + 1
+"""Those that multiply, those that copy weights, and the one that copies tokens."""
+_FLOW_RING_BYTES = {False: 64 * 1024, True: 192 * 1024}
+_FLOW_UNITS = {False: 1, True: 2}
+# sums on their way out, two barriers for each stage, how many experts have rows, and their shares
+_FLOW_BYTES, _SHARE_BYTES = 8 * 32 * 20 * 4 + 16 * 16 + 20, 20
 
 ARITHMETIC = ("bf16", "f16", "ieee", "tf32x3", "tf32")
 """By number, as the source has them: an element type, or a precision of F32."""
@@ -53,43 +60,52 @@ class Form:
 
     Args:
         name: Of the form.
-        columns: Of the weights, that a task takes.
+        columns: Of the weights, that a task takes; in a flow, that a warp takes at a time.
         tokens: The most rows that a pass over the weights takes.
-        is_stream: Whether a task takes all rows of an expert, pass after pass.
+        way: "flow" and "stream" take all rows of an expert, pass after pass: a flow as one ring of
+            copies from the first expert to the last, a stream task by task. "tile" takes tiles.
         blocks: That a multiprocessor holds at once.
     """
 
     name: str
     columns: int
     tokens: int
-    is_stream: bool
+    way: Way
     blocks: int
 
     def tasks(self, rows: int, experts: int, columns: int) -> int:
         """The most tasks that ``rows`` rows of ``experts`` experts can make."""
-        most = min(rows, experts) + (0 if self.is_stream else rows // self.tokens)
+        most = min(rows, experts) + (rows // self.tokens if self.way == "tile" else 0)
         return most * -(-columns // self.columns)
 
     def ring_bytes(self, capability: tuple[int, int]) -> int:
         """Shared memory, on devices of this capability, for what is copied ahead."""
         is_roomy = self.blocks == 1 and capability in _ROOMY
+        if self.way == "flow":
+            return _FLOW_RING_BYTES[is_roomy]
         return _LARGE_RING_BYTES if is_roomy else _RING_BYTES
 
     def config(self, rows: int, experts: int, columns: int, device: DeviceInfo) -> LaunchConfig:
         """The launch shape: as many blocks as are resident, fewer where there is less to do."""
         blocks = min(self.blocks * device.multiprocessors, self.tasks(rows, experts, columns))
-        shared = self.ring_bytes(device.capability) + 4 * (_WARPS + experts + 1)
-        return LaunchConfig((blocks, 1, 1), (THREADS, 1, 1), shared)
+        tables = 4 * (_WARPS + experts + 1)
+        threads = THREADS
+        if self.way == "flow":
+            tables = _FLOW_BYTES + _SHARE_BYTES * (experts + 1)
+            threads = 32 * _FLOW_WARPS
+        shared = self.ring_bytes(device.capability) + tables
+        return LaunchConfig((blocks, 1, 1), (threads, 1, 1), shared)
 
 
-NARROW = Form("narrow", 16, 16, is_stream=True, blocks=2)
-MEDIUM = Form("medium", 32, 16, is_stream=True, blocks=2)
-WIDE = Form("wide", 64, 32, is_stream=True, blocks=1)
-WIDE_16 = Form("wide", 64, 16, is_stream=True, blocks=1)
-TILE_64 = Form("tile64", 128, 64, is_stream=False, blocks=1)
-TILE_128 = Form("tile128", 128, 128, is_stream=False, blocks=1)
+FLOW = Form("flow", 16, 64, way="flow", blocks=1)
+NARROW = Form("narrow", 16, 16, way="stream", blocks=2)
+MEDIUM = Form("medium", 32, 16, way="stream", blocks=2)
+WIDE = Form("wide", 64, 32, way="stream", blocks=1)
+WIDE_16 = Form("wide", 64, 16, way="stream", blocks=1)
+TILE_64 = Form("tile64", 128, 64, way="tile", blocks=1)
+TILE_128 = Form("tile128", 128, 128, way="tile", blocks=1)
 # rows for each expert that has any, up to which a form is chosen
-_MOST_ROWS = {"narrow": 4, "medium": 16, "wide": 32, "tile64": 96}
+_MOST_ROWS = {"flow": 64, "narrow": 4, "medium": 16, "wide": 32, "tile64": 96}
 
 
 def forms_of(arithmetic: str, layout: Layout) -> dict[str, Form]:
@@ -98,6 +114,8 @@ def forms_of(arithmetic: str, layout: Layout) -> dict[str, Form]:
     forms = [WIDE if has_room else WIDE_16, TILE_64]
     if layout == "nk":  # of [K, N] a warp reads whole chunks of columns
         forms[:0] = [NARROW, MEDIUM] if has_room else [NARROW]
+        if ITEMSIZES[arithmetic] == 2:
+            forms.insert(0, FLOW)
     if arithmetic != "tf32x3":
         forms.append(TILE_128)
     return {form.name: form for form in forms}
@@ -124,6 +142,13 @@ def places_bytes(rows: int) -> int:
     return -(-4 * (PLACES_HEADER + rows) // 256) * 256
 
 
+_WAYS: dict[Way, tuple[str, ...]] = {
+    "flow": ("arrivals", "grouped_rows", "gemm_sums", "gemm_shares", "gemm_flow"),
+    "stream": ("grouped_rows", "gemm_sums", "gemm_stream", "gemm_tasks"),
+    "tile": ("grouped_rows", "gemm_sums", "gemm_tile", "gemm_tasks"),
+}
+
+
 @cache
 def product_source(arithmetic: str, layout: Layout, form: Form, ring_bytes: int) -> str:
     """The source of one kernel: what was chosen, and the text that all share."""
@@ -131,13 +156,14 @@ def product_source(arithmetic: str, layout: Layout, form: Form, ring_bytes: int)
         "NAME": product_name(arithmetic, layout, form),
         "PRECISION": ARITHMETIC.index(arithmetic),
         "KN": int(layout == "kn"),
-        "TILES": form.columns // 16 if form.is_stream else 4,
+        "TILES": 4 if form.way == "tile" else form.columns // 16,
         "TOKENS": form.tokens,
         "BLOCKS": form.blocks,
         "RING": ring_bytes // CHUNK_BYTES,
     }
-    way = "gemm_stream" if form.is_stream else "gemm_tile"
-    parts = ("tensor_cores", "grouped_rows", "gemm_sums", way, "moe_grouped_gemm")
+    if form.way == "flow":
+        chosen |= {"UNITS": _FLOW_UNITS[ring_bytes == _FLOW_RING_BYTES[True]], "SLICE": 8}
+    parts = ("tensor_cores", *_WAYS[form.way], "moe_grouped_gemm")
     return _define(chosen) + _sources(*parts)
 
 

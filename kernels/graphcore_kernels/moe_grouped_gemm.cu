@@ -13,7 +13,7 @@
 // done, before this text.
 
 // Shared memory: the ring, a word for each warp, experts + 1 words. Strides count elements.
-extern "C" __global__ void __launch_bounds__(THREADS, GEMM_BLOCKS) GEMM_NAME(
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, GEMM_BLOCKS) GEMM_NAME(
     const void* x, const void* weights, const int* offsets, const int* slots, const int* gather,
     const float* scale, const int* scatter, void* out, int* places, int* error, i64 x_stride,
     i64 slot_stride, i64 weight_stride, i64 out_stride, int x_rows, int rows, int experts,
@@ -22,11 +22,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, GEMM_BLOCKS) GEMM_NAME(
                     gather, scale, scatter, out, places, error, x_stride * ELEMENT,
                     slot_stride * ELEMENT, weight_stride * ELEMENT, out_stride, x_rows, rows,
                     experts, n_slots, columns, depth, routes, activation};
-    int* const sums = reinterpret_cast<int*>(shared_memory + GEMM_RING);
-    const int width = activation == NONE ? WIDTH : WIDTH / 2;
-    Tasks<TASK_ROWS> tasks{sums + WARPS, round_up_division(out_columns(p), width), false};
-    tasks.plan(p, sums);
-    const int count = tasks.count(p);
-#pragma unroll 1
-    for (int n = blockIdx.x; n < count; n += gridDim.x) do_task(p, tasks.find(p, n));
+    do_all(p);
 }

@@ -16,6 +16,7 @@ from typing import Any
 from graphcore_kernels._module import read_source
 
 from graphcore.driver import Kernel
+from graphcore.driver.records import LaunchConfig
 
 _C_TYPES = {"i32": ctypes.c_int32, "i64": ctypes.c_int64}
 _HERE = Path(__file__).parent
@@ -53,27 +54,40 @@ class HostGemm:
     def copies(self) -> int:
         return int(self._library.count_copies())
 
-    def run(self, kernel: Kernel, grid: int, shared_bytes: int, arguments: Sequence[Any]) -> None:
-        """Launches a kernel with addresses and numbers, in the order of its signature."""
+    def copy_late(self, is_late: bool) -> None:
+        """Whether copies are made when they are waited for, or at once, as is the default."""
+        self._library.copy_late(ctypes.c_int(is_late))
+
+    def run(
+        self, kernel: Kernel, grid: int, config: LaunchConfig, arguments: Sequence[Any]
+    ) -> None:
+        """Launches a kernel with addresses and numbers, in the order of its signature.
+
+        ``grid`` blocks, whatever ``config`` says of them.
+        """
         values = [
             ctypes.c_void_p(value) if each.is_pointer else _C_TYPES[each.type](value)
             for each, value in zip(kernel.parameters, arguments, strict=True)
         ]
         getattr(self._library, f"run_{kernel.name}")(
-            ctypes.c_int(grid), ctypes.c_int(shared_bytes), *values
+            ctypes.c_int(grid), ctypes.c_int(config.block[0]), ctypes.c_int(config.shared_bytes),
+            *values,
         )
 
 
 def _in_its_namespace(kernel: Kernel) -> str:
-    text = kernel.source.replace(read_source("tensor_cores.cu"), "")
+    text = kernel.source
+    for stood_in_for in ("tensor_cores.cu", "arrivals.cu"):
+        text = text.replace(read_source(stood_in_for), "")
     defined = sorted(set(re.findall(r"^#define (\w+)", text, re.MULTILINE)))
     parameters = ", ".join(_declare(each.type, each.name) for each in kernel.parameters)
     names = ", ".join(each.name for each in kernel.parameters)
     undefine = "".join(f"#undef {name}\n" for name in defined)
     return (
         f"namespace in_{kernel.name} {{\n{text}\n}}\n{undefine}"
-        f'extern "C" void run_{kernel.name}(int the_grid, int the_shared_bytes, {parameters}) {{\n'
-        f"    launch(the_grid, the_shared_bytes, in_{kernel.name}::{kernel.name}, {names});\n}}\n"
+        f'extern "C" void run_{kernel.name}(int the_grid, int the_threads, int the_shared_bytes, '
+        f'{parameters}) {{\n'
+        f"    launch(the_grid, the_threads, the_shared_bytes, in_{kernel.name}::{kernel.name}, {names});\n}}\n"
     )
 
 

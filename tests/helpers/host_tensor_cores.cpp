@@ -9,7 +9,10 @@
 #include <string.h>
 #include <ucontext.h>
 
+#include <functional>
+#include <map>
 #include <tuple>
+#include <vector>
 
 #define __global__
 #define __device__
@@ -30,9 +33,16 @@ static T min(T a, T b) {
     return b < a ? b : a;
 }
 
+template <typename T>
+static T max(T a, T b) {
+    return a < b ? b : a;
+}
+static u32 max(int a, u32 b) { return a < (int)b ? b : a; }
+
 // ---- threads -----------------------------------------------------------------------------------
 
-static const int BLOCK = 256, WARP = 32, STACK = 256 * 1024;
+static const int BLOCK = 512, WARP = 32, STACK = 256 * 1024;  // BLOCK: the most
+static int block_size;  // of this launch
 
 struct Dim3 {
     unsigned x = 0, y = 0, z = 0;
@@ -84,8 +94,8 @@ static int wait_at(Barrier& barrier, int size, int value) {
     return barrier.result;
 }
 
-static void __syncthreads() { wait_at(block_barrier, BLOCK, 0); }
-static int __syncthreads_or(int value) { return wait_at(block_barrier, BLOCK, value != 0); }
+static void __syncthreads() { wait_at(block_barrier, block_size, 0); }
+static int __syncthreads_or(int value) { return wait_at(block_barrier, block_size, value != 0); }
 static void __syncwarp() { wait_at(warp_barriers[current / WARP], WARP, 0); }
 
 static void enter() {
@@ -95,7 +105,8 @@ static void enter() {
 }
 
 static void run_block() {
-    for (Fiber& fiber : fibers) {
+    for (int n = 0; n < block_size; ++n) {
+        Fiber& fiber = fibers[n];
         if (!fiber.stack) fiber.stack = (char*)malloc(STACK);
         fiber.is_started = fiber.is_done = false;
         getcontext(&fiber.context);
@@ -106,7 +117,7 @@ static void run_block() {
     }
     for (bool is_left = true; is_left;) {
         is_left = false;
-        for (current = 0; current < BLOCK; ++current) {
+        for (current = 0; current < block_size; ++current) {
             Fiber& fiber = fibers[current];
             if (fiber.is_done) continue;
             is_left = true;
@@ -130,6 +141,16 @@ struct Range {
 static Range readable[2];
 static i64 wrong_copies, copies;
 
+static void copy_now(Chunk* to, const void* from, bool is_valid) {
+    if (is_valid) memcpy(to, from, 16);
+    else memset(to, 0, 16);
+}
+
+// Copies are made at once, or as late as may be: when whoever waits for them asks.
+static bool is_late;
+typedef std::vector<std::function<void()>> Copies;
+static Copies begun[BLOCK];  // by each thread, and not waited for
+
 static void copy_async(Chunk* to, const void* from, bool is_valid) {
     const char* at = (const char*)from;
     if (to < shared_memory || to >= shared_memory + shared_chunks) ++wrong_copies;
@@ -141,14 +162,61 @@ static void copy_async(Chunk* to, const void* from, bool is_valid) {
         ++copies;
     }
     if (!is_inside) ++wrong_copies;
-    if (is_valid && is_inside) memcpy(to, from, 16);
-    else memset(to, 0, 16);
+    is_valid &= is_inside;
+    if (!is_late) copy_now(to, from, is_valid);
+    else begun[current].push_back([=] { copy_now(to, from, is_valid); });
 }
 
 static void commit_copies() {}
 
+// all groups, which is more than a device does
 template <int LEFT>
-static void wait_for_copies() {}
+static void wait_for_copies() {
+    for (auto& copy : begun[current]) copy();
+    begun[current].clear();
+}
+
+// a barrier in shared memory: how many arrivals make a turn, how many are missing, and the turn
+struct Turns {
+    u16 arrivals, missing;
+    u32 turn;
+};
+static_assert(sizeof(Turns) == 8, "as large as a device's");
+static std::map<u64*, std::vector<Copies>> to_arrive;
+
+static void make_barrier(u64* barrier, int arrivals) {
+    *(Turns*)barrier = {(u16)arrivals, (u16)arrivals, 0};
+}
+
+static void arrive(u64* barrier) {
+    Turns& turns = *(Turns*)barrier;
+    if (--turns.missing) return;
+    turns.missing = turns.arrivals;
+    ++turns.turn;
+}
+
+static void arrive_after_copies(u64* barrier) {
+    to_arrive[barrier].push_back(std::move(begun[current]));
+    begun[current].clear();
+    if (is_late) return;
+    arrive(barrier);
+    to_arrive.erase(barrier);
+}
+
+static void wait_for(u64* barrier, int parity) {
+    while (((Turns*)barrier)->turn % 2 == (u32)parity) {
+        // not before every thread has begun what belongs to this turn
+        auto found = to_arrive.find(barrier);
+        if (found != to_arrive.end() && found->second.size() == ((Turns*)barrier)->missing) {
+            const std::vector<Copies> due = std::move(found->second);
+            to_arrive.erase(found);
+            for (const Copies& copies : due) {
+                for (auto& copy : copies) copy();
+                arrive(barrier);
+            }
+        } else give_way();
+    }
+}
 
 // ---- numbers -----------------------------------------------------------------------------------
 
@@ -180,6 +248,8 @@ static u32 to_tf32(u32 word) {
     return isfinite(as_float(word)) ? (word + 0x1000u) & 0xffffe000u : word;
 }
 
+static float divide(float a, float b) { return a / b; }
+static int without_history(int value) { return value; }
 static float multiply_add(float a, float b, float c) { return fmaf(a, b, c); }
 static float add(float a, float b) { return a + b; }
 static float multiply(float a, float b) { return a * b; }
@@ -275,6 +345,22 @@ static int from_lane_before(int value, int distance) {
     return show({(u32)value})[lane >= distance ? lane - distance : lane][0];
 }
 
+static int from_lane(int value, int lane) { return show({(u32)value})[lane][0]; }
+static float from_lane(float value, int lane) { return as_float(show({as_word(value)})[lane][0]); }
+
+static int greatest_of_warp(int value) {
+    u32(*all)[6] = show({(u32)value});
+    for (int lane = 0; lane < WARP; ++lane) value = max(value, (int)all[lane][0]);
+    return value;
+}
+
+static int count_in_warp(bool value) {
+    u32(*all)[6] = show({value});
+    int count = 0;
+    for (int lane = 0; lane < WARP; ++lane) count += all[lane][0];
+    return count;
+}
+
 static void report(int* error, int word) {
     if (word > *error) *error = word;
 }
@@ -284,18 +370,20 @@ static void report(int* error, int word) {
 static const u32 POISON = 0x7fc0dead;  // not a number
 
 template <typename Kernel, typename... Arguments>
-static void launch(int grid, int shared_bytes, Kernel kernel, Arguments... arguments) {
+static void launch(int grid, int threads, int shared_bytes, Kernel kernel, Arguments... arguments) {
     static Kernel the_kernel;
     the_kernel = kernel;
     static std::tuple<Arguments...> given;
     given = {arguments...};
     body = [] { std::apply(the_kernel, given); };
     gridDim.x = grid;
+    block_size = threads;
     shared_chunks = shared_bytes / 16;
     for (blockIdx.x = 0; blockIdx.x < gridDim.x; ++blockIdx.x) {
         for (Chunk& chunk : shared_memory)
             for (u32& word : chunk.word) word = POISON;
         run_block();
+        to_arrive.clear();
         const u32* const end = (const u32*)(shared_memory + SHARED_BYTES / 16);
         for (const u32* word = (const u32*)shared_memory + shared_bytes / 4; word < end; ++word)
             if (*word != POISON) ++wrong_copies;
@@ -307,5 +395,6 @@ extern "C" void allow_reads(const char* x, i64 x_bytes, const char* weights, i64
     readable[1] = {weights, weights + weight_bytes};
     wrong_copies = copies = 0;
 }
+extern "C" void copy_late(int value) { is_late = value; }
 extern "C" i64 count_wrong_copies() { return wrong_copies; }
 extern "C" i64 count_copies() { return copies; }

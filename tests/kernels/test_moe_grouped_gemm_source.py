@@ -18,7 +18,7 @@ from graphcore.driver import open_driver
 
 # one of each way that fragments are read and made; the rest are the slow test's
 FAST = [
-    ("bf16", "nk", "medium"), ("bf16", "kn", "wide"), ("bf16", "nk", "tile64"),
+    ("bf16", "nk", "flow"), ("bf16", "kn", "wide"), ("bf16", "nk", "tile64"),
     ("bf16", "kn", "tile128"), ("ieee", "nk", "narrow"), ("ieee", "kn", "wide"),
     ("ieee", "kn", "tile64"), ("tf32x3", "nk", "wide"), ("tf32x3", "kn", "tile64"),
 ]  # fmt: skip
@@ -61,7 +61,7 @@ def run(host: HostGemm, operands, grid: int) -> None:
     host.allow_reads(*ranges)
     for each in operands.plan().launches:
         values = [getattr(value, "address", value) for value in each.kernel.unpack(each.arguments)]
-        host.run(each.kernel, grid, each.config.shared_bytes, values)
+        host.run(each.kernel, grid, each.config, values)
     assert host.wrong_copies == 0
 
 
@@ -237,7 +237,7 @@ def test_a_copy_outside_the_operands_is_seen(host):
                   for value in launch.kernel.unpack(launch.arguments)]  # fmt: skip
         x, weights = operands.refs["x"], operands.refs["weights"]
         host.allow_reads((x.address, x.nbytes), (weights.address, weights.nbytes // 2))
-        host.run(launch.kernel, 2, launch.config.shared_bytes, values)
+        host.run(launch.kernel, 2, launch.config, values)
         assert host.wrong_copies
 
 
