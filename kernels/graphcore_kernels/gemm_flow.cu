@@ -77,37 +77,53 @@ __device__ __forceinline__ int column_of_unit(const Problem& p, int unit, int ha
 __device__ __forceinline__ void copy_weights(
     const Problem& p, Walk walk, Ring ring, int thread, int pass) {
     constexpr int ROWS = COPIERS * 32 / SLICE;  // at once
-    constexpr int HALVES = UNIT / ROWS;
-    static_assert(HALVES == 1 || HALVES == 2, "a unit at once, or its halves in turn");
+    constexpr int PARTS = UNIT / ROWS;          // of a unit, one after the other
+    static_assert(8 % ROWS == 0, "a part lies in one half of a unit");
     const int chunk = thread % SLICE, row = thread / SLICE, chunks = p.depth / V;
     const i64 step = (p.activation == SWIGLU_CONCAT ? UNIT / 2 : UNIT) * p.weight_stride;
     Piece piece;
     while (walk.next(p, known(), piece)) {
-        const char* starts[HALVES];
-        int inside[HALVES];  // units whose row is one of the weights
+        const char* starts[PARTS];
+        int units = piece.units;      // that have all rows
+        bool is_inside[PARTS] = {};  // in a last one that has not
+        const int last = piece.unit + units - 1;
 #pragma unroll
-        for (int h = 0; h < HALVES; ++h) {
-            const int r = row + h * ROWS;
-            const int column = column_of_unit(p, piece.unit, r / 8, r % 8);
-            starts[h] = p.weights + max(piece.slot, 0) * p.slot_stride + column * p.weight_stride +
-                        chunk * 16;
-            const int last = column_of_unit(p, piece.unit + piece.units - 1, 0, r % 8) +
-                             (p.activation == NONE ? r / 8 * 8 : 0);
-            const int most = p.activation == SWIGLU_CONCAT ? p.columns / 2 : p.columns;
-            inside[h] = piece.units - (last >= most);
+        for (int k = 0; k < PARTS; ++k) {
+            const int r = row + k * ROWS, half = r / 8, g = r % 8;
+            starts[k] = p.weights + max(piece.slot, 0) * p.slot_stride +
+                        column_of_unit(p, piece.unit, half, g) * p.weight_stride + chunk * 16;
+            const int end = p.activation == SWIGLU_CONCAT ? p.columns / 2 * (half + 1) : p.columns;
+            is_inside[k] = column_of_unit(p, last, half, g) < end;
         }
+        if ((last + 1) * (p.activation == NONE ? UNIT : UNIT / 2) > out_columns(p)) --units;
         for (int first = piece.begin; first < piece.end; first += pass)
             for (int n = 0; n < slices_of(p, piece); ++n) {
                 Chunk* to = ring.wait_until_empty() + place_in_slice(row, chunk);
                 const bool is_within = n * SLICE + chunk < chunks;
+                const char* from[PARTS];
 #pragma unroll
-                for (int h = 0; h < HALVES; ++h) {
-                    const char* from = starts[h] + n * (SLICE * 16);
-#pragma unroll 4
-                    for (int unit = 0; unit < inside[h]; ++unit, from += step)
-                        copy_async(to + (unit * UNIT + h * ROWS) * SLICE,
-                                   is_within ? from : p.weights, is_within);
-                }
+                for (int k = 0; k < PARTS; ++k)
+                    from[k] = is_within ? starts[k] + n * (SLICE * 16) : p.weights;
+                const i64 next = is_within ? step : 0;
+                const auto copy_units = [&](int count) {
+#pragma unroll
+                    for (int i = 0; i < count; ++i)
+#pragma unroll
+                        for (int k = 0; k < PARTS; ++k) {
+                            copy_async(to + (i * UNIT + k * ROWS) * SLICE, from[k], is_within);
+                            from[k] += next;
+                        }
+                    to += count * UNIT * SLICE;
+                };
+                int unit = 0;
+#pragma unroll 1
+                for (; unit + 4 <= units; unit += 4) copy_units(4);
+#pragma unroll 1
+                for (; unit < units; ++unit) copy_units(1);
+                if (unit < piece.units)
+#pragma unroll
+                    for (int k = 0; k < PARTS; ++k)
+                        if (is_inside[k]) copy_async(to + k * ROWS * SLICE, from[k], is_within);
                 arrive_after_copies(full(ring.at));
                 ring.advance();
             }
@@ -117,37 +133,38 @@ __device__ __forceinline__ void copy_weights(
 
 // Tokens of all pieces, by one warp.
 __device__ __forceinline__ void copy_tokens(const Problem& p, Walk walk, Ring ring, int pass) {
-    constexpr int ROWS = 32 / SLICE;  // at once
+    constexpr int ROWS = 32 / SLICE, TURNS = GEMM_TOKENS / ROWS;  // ROWS: at once
     const int lane = threadIdx.x % 32, chunk = lane % SLICE, row = lane / SLICE;
     const int chunks = p.depth / V;
     Piece piece;
     while (walk.next(p, known(), piece)) {
         for (int first = piece.begin; first < piece.end; first += pass) {
             const int count = min(pass, piece.end - first);
-            int sources[GEMM_TOKENS / 32];  // rows of x, -1 where there is none
+            int sources[TURNS];  // rows of x, -1 where there is none: its products are zero
 #pragma unroll
-            for (int i = 0; i < GEMM_TOKENS / 32; ++i) {
-                const int m = i * 32 + lane;
+            for (int i = 0; i < TURNS; ++i) {
+                const int m = i * ROWS + row;
+                sources[i] = m >= count || piece.slot < 0 ? -1 : p.gather ? p.gather[first + m]
+                                                                          : first + m;
+            }
+#pragma unroll
+            for (int i = 0; i < TURNS; ++i) {
+                if (sources[i] >= 0 && sources[i] < p.x_rows) continue;
+                if (i * ROWS + row < count && piece.slot >= 0)
+                    report(p.error, BAD_GATHER | piece.expert << 8);
                 sources[i] = -1;
-                if (m >= count || piece.slot < 0) continue;
-                const int source = p.gather ? p.gather[first + m] : first + m;
-                if (source >= 0 && source < p.x_rows) sources[i] = source;
-                else report(p.error, BAD_GATHER | piece.expert << 8);
             }
             for (int n = 0; n < slices_of(p, piece); ++n) {
-                Chunk* to = ring.wait_until_empty() + ring.tokens + place_in_slice(row, chunk);
+                Chunk* const to = ring.wait_until_empty() + ring.tokens + place_in_slice(row, chunk);
                 const bool is_within = n * SLICE + chunk < chunks;
                 const char* const from = p.x + (n * SLICE + chunk) * 16;
 #pragma unroll
-                for (int i = 0; i < GEMM_TOKENS / 32; ++i)
-#pragma unroll 4
-                    for (int m = i * 32; m < min(count, i * 32 + 32); m += ROWS) {
-                        const int source = from_lane(sources[i], (m + row) % 32);
-                        const bool is_valid = is_within && source >= 0;
-                        if (m + row < count)
-                            copy_async(to + m * SLICE,
-                                       is_valid ? from + source * p.x_stride : p.x, is_valid);
-                    }
+                for (int i = 0; i < TURNS; ++i) {
+                    if (i * ROWS >= count) break;
+                    const bool is_valid = is_within && sources[i] >= 0;
+                    copy_async(to + i * ROWS * SLICE,
+                               is_valid ? from + sources[i] * p.x_stride : p.x, is_valid);
+                }
                 arrive_after_copies(full(ring.at));
                 ring.advance();
             }
