@@ -70,7 +70,9 @@ class HostGemm:
             for each, value in zip(kernel.parameters, arguments, strict=True)
         ]
         getattr(self._library, f"run_{kernel.name}")(
-            ctypes.c_int(grid), ctypes.c_int(config.block[0]), ctypes.c_int(config.shared_bytes),
+            ctypes.c_int(grid),
+            ctypes.c_int(config.block[0]),
+            ctypes.c_int(config.shared_bytes),
             *values,
         )
 
@@ -86,8 +88,9 @@ def _in_its_namespace(kernel: Kernel) -> str:
     return (
         f"namespace in_{kernel.name} {{\n{text}\n}}\n{undefine}"
         f'extern "C" void run_{kernel.name}(int the_grid, int the_threads, int the_shared_bytes, '
-        f'{parameters}) {{\n'
-        f"    launch(the_grid, the_threads, the_shared_bytes, in_{kernel.name}::{kernel.name}, {names});\n}}\n"
+        f"{parameters}) {{\n"
+        f"    launch(the_grid, the_threads, the_shared_bytes, in_{kernel.name}::{kernel.name}, "
+        f"{names});\n}}\n"
     )
 
 
