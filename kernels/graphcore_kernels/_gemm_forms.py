@@ -33,6 +33,7 @@ _FLOW_WARPS = 8 + 2 + 1
 """Those that multiply, those that copy weights, and the one that copies tokens."""
 _FLOW_RING_BYTES = {False: 64 * 1024, True: 192 * 1024}
 _FLOW_UNITS = {False: 1, True: 2}
+_FLOW_SLICE = {False: 8, True: 16}
 # sums on their way out, two barriers for each stage, how many experts have rows, and their shares
 _FLOW_BYTES, _SHARE_BYTES = 8 * 32 * 20 * 4 + 16 * 16 + 20, 20
 
@@ -112,10 +113,10 @@ def forms_of(arithmetic: str, layout: Layout) -> dict[str, Form]:
     """The forms by name; F32 in more than one product per element leaves less room for sums."""
     has_room = arithmetic not in {"ieee", "tf32x3"}
     forms = [WIDE if has_room else WIDE_16, TILE_64]
-    if layout == "nk":  # of [K, N] a warp reads whole chunks of columns
+    if layout == "nk" and ITEMSIZES[arithmetic] == 2:
+        forms[:1] = [FLOW]
+    elif layout == "nk":  # of [K, N] a warp reads whole chunks of columns
         forms[:0] = [NARROW, MEDIUM] if has_room else [NARROW]
-        if ITEMSIZES[arithmetic] == 2:
-            forms.insert(0, FLOW)
     if arithmetic != "tf32x3":
         forms.append(TILE_128)
     return {form.name: form for form in forms}
@@ -162,7 +163,8 @@ def product_source(arithmetic: str, layout: Layout, form: Form, ring_bytes: int)
         "RING": ring_bytes // CHUNK_BYTES,
     }
     if form.way == "flow":
-        chosen |= {"UNITS": _FLOW_UNITS[ring_bytes == _FLOW_RING_BYTES[True]], "SLICE": 8}
+        is_roomy = ring_bytes == _FLOW_RING_BYTES[True]
+        chosen |= {"UNITS": _FLOW_UNITS[is_roomy], "SLICE": _FLOW_SLICE[is_roomy]}
     parts = ("tensor_cores", *_WAYS[form.way], "moe_grouped_gemm")
     return _define(chosen) + _sources(*parts)
 

@@ -20,6 +20,14 @@ __device__ __forceinline__ void arrive(u64* barrier) {
                  : "memory");
 }
 
+// as copy_async, where the next bytes of the row are wanted next
+__device__ __forceinline__ void copy_ahead(Chunk* to, const void* from, bool is_valid) {
+    asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(
+                     shared_address(to)),
+                 "l"(from), "r"(is_valid ? 16 : 0)
+                 : "memory");
+}
+
 // as soon as all that this thread copies is there
 __device__ __forceinline__ void arrive_after_copies(u64* barrier) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(barrier))

@@ -110,7 +110,7 @@ __device__ __forceinline__ void copy_weights(
                     for (int i = 0; i < count; ++i)
 #pragma unroll
                         for (int k = 0; k < PARTS; ++k) {
-                            copy_async(to + (i * UNIT + k * ROWS) * SLICE, from[k], is_within);
+                            copy_ahead(to + (i * UNIT + k * ROWS) * SLICE, from[k], is_within);
                             from[k] += next;
                         }
                     to += count * UNIT * SLICE;
@@ -123,7 +123,7 @@ __device__ __forceinline__ void copy_weights(
                 if (unit < piece.units)
 #pragma unroll
                     for (int k = 0; k < PARTS; ++k)
-                        if (is_inside[k]) copy_async(to + k * ROWS * SLICE, from[k], is_within);
+                        if (is_inside[k]) copy_ahead(to + k * ROWS * SLICE, from[k], is_within);
                 arrive_after_copies(full(ring.at));
                 ring.advance();
             }
@@ -162,7 +162,7 @@ __device__ __forceinline__ void copy_tokens(const Problem& p, Walk walk, Ring ri
                 for (int i = 0; i < TURNS; ++i) {
                     if (i * ROWS >= count) break;
                     const bool is_valid = is_within && sources[i] >= 0;
-                    copy_async(to + i * ROWS * SLICE,
+                    copy_ahead(to + i * ROWS * SLICE,
                                is_valid ? from + sources[i] * p.x_stride : p.x, is_valid);
                 }
                 arrive_after_copies(full(ring.at));

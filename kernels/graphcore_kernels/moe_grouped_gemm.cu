@@ -9,10 +9,9 @@
 // The host defines GEMM_NAME, GEMM_PRECISION (0 bf16, 1 f16, 2 ieee, 3 tf32x3, 4 tf32), GEMM_KN
 // (weights [K, N]; else [N, K]), GEMM_TILES (16-row tiles of a warp: 1, 2 or 4), GEMM_TOKENS (most
 // rows of a pass), GEMM_BLOCKS (of a multiprocessor) and GEMM_RING (chunks of shared memory). It
-// puts tensor_cores, grouped_rows, gemm_sums, and gemm_stream or gemm_tile, which say how a task is
-// done, before this text.
+// puts tensor_cores, grouped_rows, gemm_sums, and what says how a form works before this text.
 
-// Shared memory: the ring, a word for each warp, experts + 1 words. Strides count elements.
+// Strides count elements.
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, GEMM_BLOCKS) GEMM_NAME(
     const void* x, const void* weights, const int* offsets, const int* slots, const int* gather,
     const float* scale, const int* scatter, void* out, int* places, int* error, i64 x_stride,

@@ -167,6 +167,10 @@ static void copy_async(Chunk* to, const void* from, bool is_valid) {
     else begun[current].push_back([=] { copy_now(to, from, is_valid); });
 }
 
+static void copy_ahead(Chunk* to, const void* from, bool is_valid) {
+    copy_async(to, from, is_valid);
+}
+
 static void commit_copies() {}
 
 // all groups, which is more than a device does

@@ -242,7 +242,7 @@ def test_a_weight_is_read_once_where_rows_are_few(host):
 
 
 def test_a_copy_outside_the_operands_is_seen(host):
-    case = of(Case((3, 4)), "bf16", "nk", "medium")
+    case = of(Case((3, 4)), "bf16", "nk", "flow")
     with placed(open_driver("emulated"), case) as operands:
         (launch,) = operands.plan().launches
         values = [getattr(value, "address", value)
