@@ -16,7 +16,7 @@ from graphcore_kernels._module import load_through_cupy, read_source
 from graphcore_kernels.moe_grouped_gemm_reference import combine_reference, product_reference
 
 Layout = Literal["nk", "kn"]
-Way = Literal["flow", "stream", "tile"]
+Way = Literal["direct", "flow", "stream", "tile"]
 
 THREADS = 256
 CHUNK_BYTES = 16
@@ -36,6 +36,11 @@ _FLOW_UNITS = {False: 1, True: 2}
 _FLOW_SLICE = {False: 8, True: 16}
 # sums on their way out, two barriers for each stage, how many experts have rows, and their shares
 _FLOW_BYTES, _SHARE_BYTES = 8 * 32 * 20 * 4 + 16 * 16 + 20, 20
+_DIRECT_WARPS, _DIRECT_AHEAD = 4, 8
+"""Those that share the depth, and how many steps of it each loads ahead."""
+# tokens of two rounds; then sums of two passes, a bit for each expert, and what is said of each
+_DIRECT_RING_BYTES = _DIRECT_WARPS * 2 * _DIRECT_AHEAD * 32 * CHUNK_BYTES
+_DIRECT_BYTES, _EXPERT_BYTES = 2 * _DIRECT_WARPS * 8 * 20 * 4 + MOST_EXPERTS // 8, 12
 
 ARITHMETIC = ("bf16", "f16", "ieee", "tf32x3", "tf32")
 """By number, as the source has them: an element type, or a precision of F32."""
@@ -63,9 +68,10 @@ class Form:
         name: Of the form.
         columns: Of the weights, that a task takes; in a flow, that a warp takes at a time.
         tokens: The most rows that a pass over the weights takes.
-        way: "flow" and "stream" take all rows of an expert, pass after pass: a flow as one ring of
-            copies from the first expert to the last, a stream task by task. "tile" takes tiles.
-        blocks: That a multiprocessor holds at once.
+        way: All but "tile" take all rows of an expert, pass after pass: "direct" from memory into
+            registers, "flow" through one ring of copies from the first expert to the last,
+            "stream" task by task. "tile" takes tiles.
+        blocks: That a multiprocessor holds at once, where it has room.
     """
 
     name: str
@@ -82,22 +88,30 @@ class Form:
     def ring_bytes(self, capability: tuple[int, int]) -> int:
         """Shared memory, on devices of this capability, for what is copied ahead."""
         is_roomy = self.blocks == 1 and capability in _ROOMY
+        if self.way == "direct":
+            return _DIRECT_RING_BYTES
         if self.way == "flow":
             return _FLOW_RING_BYTES[is_roomy]
         return _LARGE_RING_BYTES if is_roomy else _RING_BYTES
 
     def config(self, rows: int, experts: int, columns: int, device: DeviceInfo) -> LaunchConfig:
         """The launch shape: as many blocks as are resident, fewer where there is less to do."""
-        blocks = min(self.blocks * device.multiprocessors, self.tasks(rows, experts, columns))
+        held = self.blocks
         tables = 4 * (_WARPS + experts + 1)
         threads = THREADS
+        if self.way == "direct":
+            held = held if device.capability in _ROOMY else 2
+            tables = _DIRECT_BYTES + _EXPERT_BYTES * experts
+            threads = 32 * _DIRECT_WARPS
         if self.way == "flow":
             tables = _FLOW_BYTES + _SHARE_BYTES * (experts + 1)
             threads = 32 * _FLOW_WARPS
+        blocks = min(held * device.multiprocessors, self.tasks(rows, experts, columns))
         shared = self.ring_bytes(device.capability) + tables
         return LaunchConfig((blocks, 1, 1), (threads, 1, 1), shared)
 
 
+DIRECT = Form("direct", 16, 8, way="direct", blocks=4)
 FLOW = Form("flow", 16, 64, way="flow", blocks=1)
 NARROW = Form("narrow", 16, 16, way="stream", blocks=2)
 MEDIUM = Form("medium", 32, 16, way="stream", blocks=2)
@@ -106,7 +120,7 @@ WIDE_16 = Form("wide", 64, 16, way="stream", blocks=1)
 TILE_64 = Form("tile64", 128, 64, way="tile", blocks=1)
 TILE_128 = Form("tile128", 128, 128, way="tile", blocks=1)
 # rows for each expert that has any, up to which a form is chosen
-_MOST_ROWS = {"flow": 64, "narrow": 4, "medium": 16, "wide": 32, "tile64": 96}
+_MOST_ROWS = {"direct": 2, "flow": 64, "narrow": 4, "medium": 16, "wide": 32, "tile64": 96}
 
 
 def forms_of(arithmetic: str, layout: Layout) -> dict[str, Form]:
@@ -114,7 +128,7 @@ def forms_of(arithmetic: str, layout: Layout) -> dict[str, Form]:
     has_room = arithmetic not in {"ieee", "tf32x3"}
     forms = [WIDE if has_room else WIDE_16, TILE_64]
     if layout == "nk" and ITEMSIZES[arithmetic] == 2:
-        forms[:1] = [FLOW]
+        forms[:1] = [DIRECT, FLOW]
     elif layout == "nk":  # of [K, N] a warp reads whole chunks of columns
         forms[:0] = [NARROW, MEDIUM] if has_room else [NARROW]
     if arithmetic != "tf32x3":
@@ -144,7 +158,8 @@ def places_bytes(rows: int) -> int:
 
 
 _WAYS: dict[Way, tuple[str, ...]] = {
-    "flow": ("arrivals", "grouped_rows", "gemm_sums", "gemm_shares", "gemm_flow"),
+    "direct": ("arrivals", "grouped_rows", "gemm_sums", "gemm_units", "gemm_direct"),
+    "flow": ("arrivals", "grouped_rows", "gemm_sums", "gemm_units", "gemm_shares", "gemm_flow"),
     "stream": ("grouped_rows", "gemm_sums", "gemm_stream", "gemm_tasks"),
     "tile": ("grouped_rows", "gemm_sums", "gemm_tile", "gemm_tasks"),
 }
@@ -162,7 +177,9 @@ def product_source(arithmetic: str, layout: Layout, form: Form, ring_bytes: int)
         "BLOCKS": form.blocks,
         "RING": ring_bytes // CHUNK_BYTES,
     }
-    if form.way == "flow":
+    if form.way == "direct":
+        chosen["AHEAD"] = _DIRECT_AHEAD
+    elif form.way == "flow":
         is_roomy = ring_bytes == _FLOW_RING_BYTES[True]
         chosen |= {"UNITS": _FLOW_UNITS[is_roomy], "SLICE": _FLOW_SLICE[is_roomy]}
     parts = ("tensor_cores", *_WAYS[form.way], "moe_grouped_gemm")

@@ -28,6 +28,15 @@ __device__ __forceinline__ void copy_ahead(Chunk* to, const void* from, bool is_
                  : "memory");
 }
 
+// one chunk into registers; zeros where it is not valid, and then nothing is read
+__device__ __forceinline__ void load_ahead(Chunk& to, const void* from, bool is_valid) {
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %5, 0; mov.b32 %0, 0; mov.b32 %1, 0; "
+                 "mov.b32 %2, 0; mov.b32 %3, 0; "
+                 "@p ld.global.nc.L1::no_allocate.L2::256B.v4.b32 {%0, %1, %2, %3}, [%4]; }"
+                 : "=&r"(to.word[0]), "=&r"(to.word[1]), "=&r"(to.word[2]), "=&r"(to.word[3])
+                 : "l"(from), "r"(int(is_valid)));
+}
+
 // as soon as all that this thread copies is there
 __device__ __forceinline__ void arrive_after_copies(u64* barrier) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(barrier))
@@ -69,9 +78,11 @@ __device__ __forceinline__ int greatest_of_warp(int value) {
     return __reduce_max_sync(0xffffffffu, value);
 }
 
-__device__ __forceinline__ int count_in_warp(bool value) {
-    return __popc(__ballot_sync(0xffffffffu, value));
-}
+__device__ __forceinline__ u32 lanes_with(bool value) { return __ballot_sync(0xffffffffu, value); }
+
+__device__ __forceinline__ int count_bits(u32 word) { return __popc(word); }
+
+__device__ __forceinline__ int count_in_warp(bool value) { return count_bits(lanes_with(value)); }
 
 // quick rather than exact, but the same everywhere
 __device__ __forceinline__ float divide(float a, float b) { return __fdividef(a, b); }

@@ -66,13 +66,6 @@ __device__ __forceinline__ int slices_of(const Problem& p, const Piece& piece) {
     return piece.slot < 0 ? 0 : round_up_division(p.depth / V, SLICE);
 }
 
-// the weights' column of row g + 8 * half of a unit; the halves are gate and up
-__device__ __forceinline__ int column_of_unit(const Problem& p, int unit, int half, int g) {
-    if (p.activation == NONE) return unit * UNIT + half * 8 + g;
-    const int column = unit * (UNIT / 2) + g;
-    return p.activation == SWIGLU_CONCAT ? column + half * (p.columns / 2) : 2 * column + half;
-}
-
 // Weights of all pieces, by one of COPIERS * 32 threads.
 __device__ __forceinline__ void copy_weights(
     const Problem& p, Walk walk, Ring ring, int thread, int pass) {
@@ -128,7 +121,6 @@ __device__ __forceinline__ void copy_weights(
                 ring.advance();
             }
     }
-    wait_for_copies<0>();
 }
 
 // Tokens of all pieces, by one warp.
@@ -170,7 +162,6 @@ __device__ __forceinline__ void copy_tokens(const Problem& p, Walk walk, Ring ri
             }
         }
     }
-    wait_for_copies<0>();
 }
 
 // Stores up to STORED_ROWS rows of a unit whose sums lie in order, [rows, STORED_PITCH]: the halves
@@ -265,14 +256,10 @@ __device__ __forceinline__ void multiply_units(
     else multiply_pass<UNITS, 2, 4>(p, piece, ring, first, count);
 }
 
-// where the products of a pass's rows lie, by the warp that has the expert's first unit
+// by the warp that has the expert's first unit
 __device__ __forceinline__ void note_routes(
     const Problem& p, const Piece& piece, int first, int count) {
-    for (int m = threadIdx.x % 32; m < count; m += 32) {
-        const int route = p.scatter[first + m];
-        if (route >= 0 && route < p.routes) p.places[PLACES_HEADER + route] = first + m;
-        else report(p.error, BAD_SCATTER | piece.expert << 8);
-    }
+    for (int m = threadIdx.x % 32; m < count; m += 32) note_route(p, piece.expert, first + m);
 }
 
 // The products of all pieces, by one of MULTIPLIERS warps.

@@ -1,11 +1,10 @@
 // gemm_shares: which columns of which experts a block computes, so that all blocks have as much to
 // do, whoever has how many rows.
 //
-// Columns come in units of 16 rows of weights. A unit costs what its weights take to stream, or,
+// A unit of columns costs what its weights take to stream, or,
 // with many rows, what it takes to multiply; all units of all experts stand in a line that is cut
 // into as many parts as there are blocks. One warp reads the tables, once; all others read its list.
 
-#define UNIT 16
 #define TOGETHER 4      // experts that a lane reads at once
 #define MULTIPLIERS 8   // warps that multiply, GEMM_UNITS at most at a time
 #define MOST_UNITS (MULTIPLIERS * GEMM_UNITS)
@@ -28,11 +27,6 @@ struct Shares {
 struct Piece {
     int expert, begin, end, slot, unit, units;
 };
-
-__device__ __forceinline__ int units_of(const Problem& p) {
-    return p.activation == NONE ? round_up_division(p.columns, UNIT)
-                                : round_up_division(p.columns / 2, UNIT / 2);
-}
 
 __device__ __forceinline__ u32 cost_of(int rows) { return max(rows, STREAM_COST); }
 

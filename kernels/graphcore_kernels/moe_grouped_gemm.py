@@ -172,8 +172,8 @@ class MoeGroupedGemm:
                 any contents; needed with ``scatter`` only. None allocates it.
             error: int32 [1], raised by the device to expert * 256 + fault (GemmFault) where that
                 is greater, and never cleared. None allocates it.
-            form: "flow", "narrow", "medium", "wide", "tile64" or "tile128" instead of what suits
-                the capacities. Every precision and layout has some of them.
+            form: "direct", "flow", "narrow", "medium", "wide", "tile64" or "tile128" instead of
+                what suits the capacities. Every precision and layout has some of them.
             stream: Anything that is a stream. None: the capture under way on this thread, else
                 torch's or CuPy's current stream where the tensors are theirs, else the legacy one.
             driver: The driver to launch through. None: the stream's, the capture's or the device's.

@@ -149,11 +149,11 @@ static void copy_now(Chunk* to, const void* from, bool is_valid) {
 // Copies are made at once, or as late as may be: when whoever waits for them asks.
 static bool is_late;
 typedef std::vector<std::function<void()>> Copies;
-static Copies begun[BLOCK];  // by each thread, and not waited for
+static Copies begun[BLOCK], committed[BLOCK];  // by each thread, and not waited for
 
-static void copy_async(Chunk* to, const void* from, bool is_valid) {
+// whether a copy may be made; counted
+static bool look_at_copy(const void* from, bool is_valid) {
     const char* at = (const char*)from;
-    if (to < shared_memory || to >= shared_memory + shared_chunks) ++wrong_copies;
     bool is_inside = (uintptr_t)at % 16 == 0;
     if (is_valid) {
         bool is_known = false;
@@ -162,7 +162,16 @@ static void copy_async(Chunk* to, const void* from, bool is_valid) {
         ++copies;
     }
     if (!is_inside) ++wrong_copies;
-    is_valid &= is_inside;
+    return is_valid && is_inside;
+}
+
+static void load_ahead(Chunk& to, const void* from, bool is_valid) {
+    copy_now(&to, from, is_valid && look_at_copy(from, is_valid));
+}
+
+static void copy_async(Chunk* to, const void* from, bool is_valid) {
+    if (to < shared_memory || to >= shared_memory + shared_chunks) ++wrong_copies;
+    is_valid = look_at_copy(from, is_valid);
     if (!is_late) copy_now(to, from, is_valid);
     else begun[current].push_back([=] { copy_now(to, from, is_valid); });
 }
@@ -171,13 +180,16 @@ static void copy_ahead(Chunk* to, const void* from, bool is_valid) {
     copy_async(to, from, is_valid);
 }
 
-static void commit_copies() {}
+static void commit_copies() {
+    for (auto& copy : begun[current]) committed[current].push_back(std::move(copy));
+    begun[current].clear();
+}
 
 // all groups, which is more than a device does
 template <int LEFT>
 static void wait_for_copies() {
-    for (auto& copy : begun[current]) copy();
-    begun[current].clear();
+    for (auto& copy : committed[current]) copy();
+    committed[current].clear();
 }
 
 // a barrier in shared memory: how many arrivals make a turn, how many are missing, and the turn
@@ -358,12 +370,15 @@ static int greatest_of_warp(int value) {
     return value;
 }
 
-static int count_in_warp(bool value) {
+static u32 lanes_with(bool value) {
     u32(*all)[6] = show({value});
-    int count = 0;
-    for (int lane = 0; lane < WARP; ++lane) count += all[lane][0];
-    return count;
+    u32 lanes = 0;
+    for (int lane = 0; lane < WARP; ++lane) lanes |= all[lane][0] << lane;
+    return lanes;
 }
+
+static int count_bits(u32 word) { return __builtin_popcount(word); }
+static int count_in_warp(bool value) { return count_bits(lanes_with(value)); }
 
 static void report(int* error, int word) {
     if (word > *error) *error = word;

@@ -172,7 +172,7 @@ def test_kernels_of_the_same_kind_are_one_object_with_the_sources_names():
 
 
 # those of every decode step and of long prompts; the rest are the slow test's
-HOT_GEMMS = [("bf16", "nk", "flow"), ("bf16", "nk", "tile128")]
+HOT_GEMMS = [("bf16", "nk", "direct"), ("bf16", "nk", "flow"), ("bf16", "nk", "tile128")]
 OTHER_GEMMS = [
     (arithmetic, layout, form)
     for arithmetic in ARITHMETIC
@@ -223,7 +223,7 @@ def test_combining_compiles_without_a_spill(nvrtc, architecture, element):
 @pytest.mark.parametrize(
     "kernel",
     [
-        product_kernel("bf16", "nk", forms_of("bf16", "nk")["flow"], (9, 0)),
+        product_kernel("bf16", "nk", forms_of("bf16", "nk")["direct"], (9, 0)),
         combine_kernel("bf16"),
     ],
     ids=["product", "combine"],

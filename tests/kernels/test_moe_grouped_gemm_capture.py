@@ -38,7 +38,7 @@ def replay(driver, stream, made, operands) -> None:
     stream.synchronize()
 
 
-@pytest.mark.parametrize("form", ["flow", "tile64", "tile128"])
+@pytest.mark.parametrize("form", ["direct", "flow", "tile64", "tile128"])
 def test_one_executable_follows_counts_slots_and_data(graphcore_driver, form):
     driver = graphcore_driver
     with (

@@ -18,9 +18,10 @@ from graphcore.driver import open_driver
 
 # one of each way that fragments are read and made; the rest are the slow test's
 FAST = [
-    ("bf16", "nk", "flow"), ("bf16", "kn", "wide"), ("bf16", "nk", "tile64"),
-    ("bf16", "kn", "tile128"), ("ieee", "nk", "narrow"), ("ieee", "kn", "wide"),
-    ("ieee", "kn", "tile64"), ("tf32x3", "nk", "wide"), ("tf32x3", "kn", "tile64"),
+    ("bf16", "nk", "direct"), ("bf16", "nk", "flow"), ("bf16", "kn", "wide"),
+    ("bf16", "nk", "tile64"), ("bf16", "kn", "tile128"), ("ieee", "nk", "narrow"),
+    ("ieee", "kn", "wide"), ("ieee", "kn", "tile64"), ("tf32x3", "nk", "wide"),
+    ("tf32x3", "kn", "tile64"),
 ]  # fmt: skip
 EVERY = [
     (arithmetic, layout, form)
@@ -80,8 +81,8 @@ def names(chosen):
     return [pytest.param(each, id="-".join(each)) for each in chosen]
 
 
-# the scheduling is the same for all: two of them do every case here, the others what is theirs
-ALL_CASES = FAST[:2]
+# the scheduling is the same for all: three of them do every case here, the others what is theirs
+ALL_CASES = FAST[:3]
 OWN_CASES = ("empty experts", "short depth", "swiglu, everything", "many rows")
 
 
@@ -107,7 +108,7 @@ def test_the_source_does_more_than_one_tile_of_everything(host, kind):
     check(host, of(case, *kind), grid=7)
 
 
-@pytest.mark.parametrize("kind", names(FAST[:3]))
+@pytest.mark.parametrize("kind", names(FAST[:4]))
 def test_any_number_of_blocks_gives_the_same_bits(host, kind):
     case = of(Case((5, 0, 70, 2), columns=136, choices=1, has_scale=True), *kind)
     seen = set()
@@ -133,7 +134,7 @@ def test_a_rows_bits_do_not_depend_on_its_neighbours(host, kind):
 
 
 @pytest.mark.parametrize("name", ["rows before and after", "long depth", "swiglu, everything"])
-@pytest.mark.parametrize("kind", names(FAST[:1]))
+@pytest.mark.parametrize("kind", names(FAST[:2]))
 def test_copies_that_come_as_late_as_they_may_change_nothing(host, kind, name):
     host.copy_late(True)
     try:
@@ -167,7 +168,7 @@ BAD_TABLES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", names(FAST[:3]))
+@pytest.mark.parametrize("kind", names(FAST[:4]))
 @pytest.mark.parametrize("name", BAD_TABLES)
 def test_bad_tables_read_and_write_nothing_outside(host, kind, name):
     tables, told = BAD_TABLES[name]
@@ -208,7 +209,7 @@ def tables(draw: st.DrawFn) -> dict[str, numpy.ndarray]:
     return {name: numpy.array(values, numpy.int32) for name, values in made.items()}
 
 
-@pytest.mark.parametrize("kind", names(FAST[:3]))
+@pytest.mark.parametrize("kind", names(FAST[:4]))
 @given(tables=tables(), choices=st.sampled_from([0, 2, 3]))
 @settings(
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
