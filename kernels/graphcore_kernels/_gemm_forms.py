@@ -120,7 +120,7 @@ WIDE_16 = Form("wide", 64, 16, way="stream", blocks=1)
 TILE_64 = Form("tile64", 128, 64, way="tile", blocks=1)
 TILE_128 = Form("tile128", 128, 128, way="tile", blocks=1)
 # rows for each expert that has any, up to which a form is chosen
-_MOST_ROWS = {"direct": 2, "flow": 64, "narrow": 4, "medium": 16, "wide": 32, "tile64": 96}
+_MOST_ROWS = {"direct": 4, "flow": 64, "narrow": 4, "medium": 16, "wide": 32, "tile64": 96}
 
 
 def forms_of(arithmetic: str, layout: Layout) -> dict[str, Form]:

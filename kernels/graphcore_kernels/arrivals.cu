@@ -32,7 +32,7 @@ __device__ __forceinline__ void copy_ahead(Chunk* to, const void* from, bool is_
 __device__ __forceinline__ void load_ahead(Chunk& to, const void* from, bool is_valid) {
     asm volatile("{ .reg .pred p; setp.ne.b32 p, %5, 0; mov.b32 %0, 0; mov.b32 %1, 0; "
                  "mov.b32 %2, 0; mov.b32 %3, 0; "
-                 "@p ld.global.nc.L1::no_allocate.L2::256B.v4.b32 {%0, %1, %2, %3}, [%4]; }"
+                 "@p ld.global.nc.L1::no_allocate.L2::128B.v4.b32 {%0, %1, %2, %3}, [%4]; }"
                  : "=&r"(to.word[0]), "=&r"(to.word[1]), "=&r"(to.word[2]), "=&r"(to.word[3])
                  : "l"(from), "r"(int(is_valid)));
 }
