@@ -7,12 +7,10 @@ than eight axes after merging.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property, lru_cache
-from itertools import chain
 from math import gcd, prod
 
 from graphcore.errors import ConfigurationError
@@ -20,6 +18,8 @@ from graphcore.resources.overlap import overlaps_itself, span
 from graphcore_kernels._axes import (
     Axes,
     Axis,
+    PairedAxes,
+    PairedAxis,
     can_widen,
     dst_side,
     merge,
@@ -30,11 +30,20 @@ from graphcore_kernels._axes import (
     turn_forward,
     widen,
 )
-from graphcore_kernels._division import magic
+from graphcore_kernels._boxes import Boxes, divide, pays
+from graphcore_kernels._copy_arguments import (
+    MAX_AXES,
+    find_repeat,
+    pack_axes,
+    pack_boxes,
+    pack_shared,
+    row_pieces,
+)
 
-MAX_AXES = 8
 WIDEST_WORD = 16
 _SECTOR = 32  # bytes: the least that memory moves at a time
+_LONG_ROW = 256  # bytes, from which on pieces of 16 are worth finding
+_MOST_WORDS = 2**31  # that 32-bit indices count
 
 
 class CopyClass(Enum):
@@ -52,6 +61,9 @@ class CopyForm(Enum):
     """Which of the kernels does it: they differ in how an element's place is found."""
 
     CONTIGUOUS = "contiguous"
+    ROWS = "rows"
+    REPEAT = "repeat"
+    TILE = "tile"
     SHARED = "shared"
     SPLIT = "split"
 
@@ -62,13 +74,17 @@ class CopyLayout:
 
     Args:
         copy_class: What it looks like.
-        form: SHARED where both sides have the same axes, SPLIT where each has its own.
-        word: Bytes moved at a time: 1, 2, 4, 8 or 16.
+        form: CONTIGUOUS where one run of bytes is aligned alike on both sides, ROWS where runs
+            are not aligned, REPEAT where 16-byte words are read once and written often, TILE where
+            boxes pass through shared memory, else SHARED where both sides have the same axes and
+            SPLIT where each has its own.
+        word: Bytes that lie side by side, aligned, on both sides: 1, 2, 4, 8 or 16.
         index_bits: 32 where every index and offset fits, else 64.
         count: Words to move (CONTIGUOUS: whole words between ``head`` and ``tail``).
         dst_axes, src_axes: (size, stride) in words, from the slowest to the fastest.
         dst_start, src_start: Bytes from each pointer to the first word.
         head, tail: Bytes before the first and after the last whole word (CONTIGUOUS only).
+        boxes: How it is divided (TILE only).
     """
 
     copy_class: CopyClass
@@ -82,50 +98,52 @@ class CopyLayout:
     src_start: int = 0
     head: int = 0
     tail: int = 0
+    boxes: Boxes | None = None
 
     @property
     def kernel_name(self) -> str:
         """The ``extern "C"`` name of the kernel that does it."""
-        name = f"strided_copy_{self.form.value}_w{self.word}"
-        return name if self.form is CopyForm.CONTIGUOUS else f"{name}_i{self.index_bits}"
+        return kernel_name(self.form, self.word, self.index_bits)
 
     def arguments(self, dst: int, src: int) -> tuple[int | bytes, ...]:
         """The kernel's arguments for these two addresses, unpacked."""
-        pointers = (dst + self.dst_start, src + self.src_start)
-        if self.form is CopyForm.CONTIGUOUS:
-            return (*pointers, self.head, self.count, self.tail)
-        ranks = [len(self.dst_axes)]
-        if self.form is CopyForm.SPLIT:
-            ranks.append(len(self.src_axes))
-        return (*pointers, self.count, self._packed_axes, *ranks)
+        return (dst + self.dst_start, src + self.src_start, *self._sizes)
 
     @cached_property
-    def _packed_axes(self) -> bytes:
+    def _sizes(self) -> tuple[int | bytes, ...]:
+        bits = self.index_bits
+        if self.form is CopyForm.CONTIGUOUS:
+            return self.head, self.count, self.tail
         if self.form is CopyForm.SPLIT:
-            return self._packed_side(self.dst_axes) + self._packed_side(self.src_axes)
-        strides = [axis.stride for axis in self.src_axes]
-        return self._packed_side(self.dst_axes) + self._packed(strides, signed=True)
-
-    def _packed_side(self, axes: Axes) -> bytes:
-        divisors = [magic(axis.size, self.index_bits) for axis in axes]
-        return (
-            self._packed(axis.size for axis in axes)
-            + self._packed(divisor.magic for divisor in divisors)
-            + self._packed(divisor.shift for divisor in divisors)
-            + self._packed((axis.stride for axis in axes), signed=True)
-        )
-
-    def _packed(self, values: Iterable[int], *, signed: bool = False) -> bytes:
-        code = {32: "I", 64: "Q"}[self.index_bits]
-        known = tuple(values)
-        padded = chain(known, [0] * (MAX_AXES - len(known)))
-        return struct.pack(f"<{MAX_AXES}{code.lower() if signed else code}", *padded)
+            packed = b"".join(pack_axes(side, bits, bits) for side in (self.dst_axes, self.src_axes))
+            return self.count, packed, len(self.dst_axes), len(self.src_axes)
+        axes = _paired(self.dst_axes, self.src_axes)
+        if self.form is CopyForm.ROWS:
+            pieces, row = row_pieces(axes, self.word)
+            count = prod(axis.size for axis in pieces)
+            return count, row, pack_shared(pieces, bits, 64), len(pieces)
+        if self.form is CopyForm.REPEAT:
+            made = find_repeat(axes)
+            assert made is not None
+            packed = pack_shared(made.axes, 32, 64)
+            return made.count, made.copies, made.apart, made.last, packed, len(made.axes)
+        if self.form is CopyForm.TILE:
+            assert self.boxes is not None
+            return (pack_boxes(self.boxes),)
+        return self.count, pack_shared(axes, bits, bits), len(axes)
 
 
-def dims_bytes(form: CopyForm, index_bits: int) -> int:
-    """Bytes of the structure that holds a copy's axes, as the kernels declare it."""
-    columns = {CopyForm.SHARED: 5, CopyForm.SPLIT: 8}[form]
-    return columns * MAX_AXES * index_bits // 8
+def kernel_name(form: CopyForm, word: int, index_bits: int) -> str:
+    """The name of the kernel of a form; some do all words or all indices alike."""
+    name = f"strided_copy_{form.value}"
+    if form in (CopyForm.CONTIGUOUS, CopyForm.REPEAT):
+        return name
+    return f"{name}_w{word}" if form is CopyForm.TILE else f"{name}_w{word}_i{index_bits}"
+
+
+def _paired(dst: Axes, src: Axes) -> PairedAxes:
+    sides = zip(dst, src, strict=True)
+    return tuple(PairedAxis(to.size, to.stride, source.stride) for to, source in sides)
 
 
 @lru_cache(maxsize=4096)
@@ -211,14 +229,19 @@ def _check_axes(sides: tuple[Axes, Axes]) -> None:
 def _lay_out_contiguous(
     nbytes: int, addresses: tuple[int, int], starts: tuple[int, int]
 ) -> CopyLayout:
-    # both sides reach a multiple of the word after the same few bytes
-    word = gcd(WIDEST_WORD, addresses[1] - addresses[0])
-    head = min(-addresses[0] % word, nbytes)
-    count, tail = divmod(nbytes - head, word)
+    if (addresses[1] - addresses[0]) % WIDEST_WORD and nbytes >= WIDEST_WORD:
+        # no word of both sides is aligned: one row
+        word = gcd(nbytes, WIDEST_WORD // 2, *addresses)
+        row = (Axis(nbytes // word, 1),)
+        return _with_rows(CopyClass.CONTIGUOUS, word, (row, row), starts)
+    # both sides reach a multiple of the word after the same few bytes, or have no whole word
+    aligned = -addresses[0] % WIDEST_WORD
+    head = nbytes if nbytes < WIDEST_WORD and aligned == 0 else min(aligned, nbytes)
+    count, tail = divmod(nbytes - head, WIDEST_WORD)
     return CopyLayout(
         CopyClass.CONTIGUOUS,
         CopyForm.CONTIGUOUS,
-        word,
+        WIDEST_WORD,
         64,
         count,
         dst_start=starts[0],
@@ -226,6 +249,15 @@ def _lay_out_contiguous(
         head=head,
         tail=tail,
     )
+
+
+def _with_rows(
+    copy_class: CopyClass, word: int, sides: tuple[Axes, Axes], starts: tuple[int, int]
+) -> CopyLayout:
+    pieces, _ = row_pieces(_paired(*sides), word)
+    bits = 32 if prod(axis.size for axis in pieces) < _MOST_WORDS else 64
+    count = prod(axis.size for axis in sides[0])
+    return CopyLayout(copy_class, CopyForm.ROWS, word, bits, count, *sides, *starts)
 
 
 def _lay_out_strided(
@@ -236,21 +268,40 @@ def _lay_out_strided(
     addresses: tuple[int, int],
     starts: tuple[int, int],
 ) -> CopyLayout:
-    aligned = gcd(*(address + start for address, start in zip(addresses, starts, strict=True)))
-    words = _words_at_once(sides, gcd(aligned, WIDEST_WORD) // word)
+    places = [address + start for address, start in zip(addresses, starts, strict=True)]
+    words = _words_at_once(sides, gcd(*places, WIDEST_WORD) // word)
     if words > 1:
-        sides = widen(sides[0], words), widen(sides[1], words)
-    dst, src = (tuple(axis for axis in side if axis.size > 1) for side in sides)
-    return CopyLayout(
-        copy_class,
-        form,
-        word * words,
-        32 if _fits_32_bits(dst) and _fits_32_bits(src) else 64,
-        prod(axis.size for axis in dst),
-        dst,
-        src,
-        *starts,
-    )
+        word, sides = word * words, (widen(sides[0], words), widen(sides[1], words))
+    if form is CopyForm.SPLIT:
+        dst, src = (tuple(axis for axis in side if axis.size > 1) for side in sides)
+    else:
+        axes = tuple(axis for axis in _paired(*sides) if axis.size > 1)
+        dst, src = dst_side(axes), src_side(axes)
+        made = _special(copy_class, axes, word, places, starts)
+        if made is not None:
+            return made
+    bits = 32 if _fits_32_bits(dst) and _fits_32_bits(src) else 64
+    count = prod(axis.size for axis in dst)
+    return CopyLayout(copy_class, form, word, bits, count, dst, src, *starts)
+
+
+def _special(
+    copy_class: CopyClass, axes: PairedAxes, word: int, places: list[int], starts: tuple[int, int]
+) -> CopyLayout | None:
+    """The copy by kernels that find more than one word's place at a time, where they can."""
+    sides = dst_side(axes), src_side(axes)
+    count = prod(axis.size for axis in axes)
+    if copy_class is CopyClass.ROWS:
+        if word < WIDEST_WORD and axes[-1].size * word >= _LONG_ROW:
+            return _with_rows(copy_class, word, sides, starts)
+        repeat = find_repeat(axes) if word == WIDEST_WORD else None
+        if repeat is not None and repeat.count < _MOST_WORDS:
+            return CopyLayout(copy_class, CopyForm.REPEAT, word, 64, count, *sides, *starts)
+        return None
+    boxes = divide(axes, word, *places) if axes and pays(axes, word) else None
+    if boxes is None:
+        return None
+    return CopyLayout(copy_class, CopyForm.TILE, word, 64, count, *sides, *starts, boxes=boxes)
 
 
 def _words_at_once(sides: tuple[Axes, Axes], most: int) -> int:
@@ -263,4 +314,4 @@ def _words_at_once(sides: tuple[Axes, Axes], most: int) -> int:
 def _fits_32_bits(axes: Axes) -> bool:
     # offsets are summed axis by axis, so partial sums must fit too
     lowest, highest = span(axes)
-    return prod(axis.size for axis in axes) < 2**31 and highest < 2**31 and -lowest < 2**31
+    return prod(axis.size for axis in axes) < _MOST_WORDS and highest < 2**31 and -lowest < 2**31

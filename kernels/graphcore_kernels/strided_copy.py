@@ -16,6 +16,7 @@ from graphcore.driver.records import LaunchConfig
 from graphcore.errors import ConfigurationError
 from graphcore.resources.overlap import overlap
 from graphcore.resources.tensors import TensorRef, describe
+from graphcore_kernels._copy_arguments import boxes_bytes, shared_bytes, split_bytes
 from graphcore_kernels._drivers import Operand, choose_driver, device_facts
 from graphcore_kernels._module import load, load_through_cupy, read_source
 from graphcore_kernels._planned import KernelLaunch, Planned
@@ -24,19 +25,19 @@ from graphcore_kernels.copy_plan import (
     CopyClass,
     CopyForm,
     CopyLayout,
-    dims_bytes,
+    kernel_name,
     lay_out,
 )
 from graphcore_kernels.strided_copy_reference import reference
 
-_THREADS = 256
-# blocks a multiprocessor: what is resident at once, so that no block waits for another
-_BLOCKS = {
-    CopyClass.CONTIGUOUS: 4,
-    CopyClass.ROWS: 8,
-    CopyClass.TRANSPOSE: 8,
-    CopyClass.SHORT_INNER: 8,
-    CopyClass.GENERAL: 8,
+# (blocks a multiprocessor, threads a block): few blocks, since small copies wait for all of them to
+# start; as many threads as keep enough loads under way
+_SHAPES = {
+    CopyClass.CONTIGUOUS: (1, 1024),
+    CopyClass.ROWS: (1, 1024),
+    CopyClass.TRANSPOSE: (4, 256),
+    CopyClass.SHORT_INNER: (8, 256),
+    CopyClass.GENERAL: (8, 256),
 }
 _ITEMSIZES = (1, 2, 4, 8, 16)
 
@@ -66,8 +67,8 @@ class CopyPlan(Planned):
 
     def config(self, driver: Driver) -> LaunchConfig:
         """The launch shape on the driver's device: it depends on the class only."""
-        blocks = _BLOCKS[self.copy_class] * device_facts(driver).multiprocessors
-        return LaunchConfig((blocks, 1, 1), (_THREADS, 1, 1))
+        blocks, threads = _SHAPES[self.copy_class]
+        return LaunchConfig((blocks * device_facts(driver).multiprocessors, 1, 1), (threads, 1, 1))
 
     @property
     def is_empty(self) -> bool:
@@ -126,20 +127,41 @@ class StridedCopy:
 strided_copy = StridedCopy()
 
 
+_WORDS = {1: "u8", 2: "u16", 4: "u32", 8: "u64", 16: "u128"}
+
+
 @cache
 def copy_kernel(form: CopyForm, word: int, index_bits: int) -> Kernel:
     """The kernel of one form, word width (bytes) and index width (bits); one object each."""
-    layout = CopyLayout(CopyClass.GENERAL, form, word, index_bits, 0)
-    if form is CopyForm.CONTIGUOUS:
-        sizes = "u64 head, u64 count, u64 tail"
-    elif form is CopyForm.SHARED:
-        sizes = f"u64 count, bytes:{dims_bytes(form, index_bits)} axes, u32 rank"
-    else:
-        sizes = f"u64 count, bytes:{dims_bytes(form, index_bits)} axes, u32 dst_rank, u32 src_rank"
+    name = kernel_name(form, word, index_bits)
+    index, offset = f"u{index_bits}", f"i{index_bits}"
+    types, sizes = {
+        CopyForm.CONTIGUOUS: ((), "u64 head, u64 count, u64 tail"),
+        CopyForm.ROWS: (
+            (name, _WORDS[word], index),
+            f"u64 count, i64 row, bytes:{shared_bytes(index_bits, 64)} axes, u32 rank",
+        ),
+        CopyForm.REPEAT: (
+            (),
+            "u32 count, u64 copies, i64 apart, i64 last, "
+            f"bytes:{shared_bytes(32, 64)} axes, u32 rank",
+        ),
+        CopyForm.TILE: ((name, _WORDS[word]), f"bytes:{boxes_bytes()} tile"),
+        CopyForm.SHARED: (
+            (name, _WORDS[word], index, offset),
+            f"u64 count, bytes:{shared_bytes(index_bits, index_bits)} axes, u32 rank",
+        ),
+        CopyForm.SPLIT: (
+            (name, _WORDS[word], index, offset),
+            f"u64 count, bytes:{split_bytes(index_bits, index_bits)} axes, "
+            "u32 dst_rank, u32 src_rank",
+        ),
+    }[form]
+    made = f"{form.name}_KERNEL" + (f"({', '.join(types)})" if types else "")
     return kernel(
-        layout.kernel_name,
+        name,
         f"void* dst, const void* src, {sizes}",
-        read_source("strided_copy.cu"),
+        f"{read_source('strided_copy.cu')}\n{made}\n",
         reference(form, word, index_bits),
         loader=load_through_cupy,
     )

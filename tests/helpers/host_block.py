@@ -141,14 +141,14 @@ static void call(void (*kernel)(P...), const char* const* arguments, std::index_
 }
 template <typename... P>
 static bool launch(void (*kernel)(P...), const char* const* arguments, unsigned blocks,
-                   unsigned count, bool backwards) {
+                   unsigned first, unsigned last, unsigned count, bool backwards) {
     auto run = [=] { call(kernel, arguments, std::index_sequence_for<P...>()); };
     body = [](void* argument) { (*(decltype(run)*)argument)(); };
     body_argument = &run;
     gridDim.x = blocks;
     blockDim.x = count;
-    for (unsigned step = 0; step < blocks; ++step) {
-        blockIdx.x = backwards ? blocks - 1 - step : step;
+    for (unsigned step = 0; step < last - first; ++step) {
+        blockIdx.x = backwards ? last - 1 - step : first + step;
         if (!run_block(count, backwards)) return false;
     }
     return true;
@@ -159,23 +159,28 @@ _SHARED = "extern __shared__ i64 shared_words[];"
 
 
 class HostBlocks:
-    """Kernels of one source, compiled into ``folder``; skips the test without a compiler."""
+    """Kernels of one source, compiled into ``folder``; skips the test without a compiler.
 
-    def __init__(self, source: str, kernels: Sequence[Kernel], folder: Path) -> None:
+    ``stand_ins`` is C++ for what only this source uses of CUDA.
+    """
+
+    def __init__(
+        self, source: str, kernels: Sequence[Kernel], folder: Path, *, stand_ins: str = ""
+    ) -> None:
         compiler = shutil.which("g++") or shutil.which("clang++")
         if compiler is None:
             pytest.skip("no C++ compiler: neither g++ nor clang++ is on the path")
         entries = "".join(
             f'extern "C" bool run_{each.name}(const char* const* arguments, unsigned blocks, '
-            "unsigned count, bool backwards) "
-            f"{{ return launch({each.name}, arguments, blocks, count, backwards); }}\n"
+            "unsigned first, unsigned last, unsigned count, bool backwards) { "
+            f"return launch({each.name}, arguments, blocks, first, last, count, backwards); }}\n"
             for each in kernels
         )
         text, library = folder / "host_block.cpp", folder / "host_block.so"
         body = source.replace(_SHARED, "extern i64 shared_words[];")
         after = _AFTER.replace("static long long shared_memory", "long long shared_words")
         after = after.replace("shared_memory", "shared_words")
-        text.write_text(_BEFORE + body + after + entries, encoding="utf-8")
+        text.write_text(_BEFORE + stand_ins + body + after + entries, encoding="utf-8")
         flags = ["-std=c++17", "-O1", "-fno-strict-aliasing", "-shared", "-fPIC"]
         subprocess.run([compiler, *flags, str(text), "-o", str(library)], check=True, timeout=300)
         self._library = ctypes.CDLL(str(library))
@@ -188,9 +193,13 @@ class HostBlocks:
         *,
         threads: int | None = None,
         blocks: int | None = None,
+        only: range | None = None,
         backwards: bool = False,
     ) -> None:
-        """Runs a launch; ``threads`` and ``blocks`` in place of those of ``config``."""
+        """Runs a launch, or ``only`` some blocks of it.
+
+        ``threads`` and ``blocks`` are in place of those of ``config``.
+        """
         # aligned as the kernel's own parameters are
         held = [(ctypes.c_uint64 * (len(each) // 8 + 1))() for each in arguments]
         for place, data in zip(held, arguments, strict=True):
@@ -199,4 +208,6 @@ class HostBlocks:
         run = getattr(self._library, f"run_{kernel.name}")
         run.restype = ctypes.c_bool
         grid, block = blocks or config.grid[0], threads or config.block[0]
-        assert run(pointers, grid, block, backwards), "threads wait for each other"
+        chosen = range(grid) if only is None else only
+        ended = run(pointers, grid, chosen.start, chosen.stop, block, backwards)
+        assert ended, "threads wait for each other"

@@ -11,7 +11,8 @@ import pytest
 from graphcore_kernels import CopyClass
 from graphcore_kernels._axes import Axis
 from graphcore_kernels._division import Magic, divide
-from graphcore_kernels.copy_plan import MAX_AXES, CopyForm, CopyLayout, dims_bytes, lay_out
+from graphcore_kernels._copy_arguments import MAX_AXES, shared_bytes, split_bytes
+from graphcore_kernels.copy_plan import CopyForm, CopyLayout, lay_out
 from helpers.strided_views import CASES, Pair, View, dense, like, pair, pairs
 from hypothesis import given, settings
 
@@ -154,7 +155,7 @@ def test_copies_past_32_bits_use_64_bit_indices(src, bits):
     code = {32: "I", 64: "Q"}[bits]
     packed = layout.arguments(0, 0)[3]
     columns = struct.unpack_from(f"<{3 * MAX_AXES}{code}", packed)
-    size, multiplier, shift = (columns[at + 1] for at in (0, MAX_AXES, 2 * MAX_AXES))
+    size, multiplier, shift = (columns[at] for at in (0, MAX_AXES, 2 * MAX_AXES))
     assert size == axis.size
     for index in (0, size - 1, size, layout.count - 1):
         assert divide(index, Magic(multiplier, shift), bits) == index // size
@@ -218,7 +219,8 @@ def test_packed_axes_have_the_size_that_the_signature_names(form, bits):
     name = "transpose" if form is CopyForm.SHARED else "reshape without common axes"
     layout = replace(lay_out_pair(CASES[name]), index_bits=bits)
     assert layout.form is form
-    assert len(layout.arguments(0, 0)[3]) == dims_bytes(form, bits)
+    size_of = shared_bytes if form is CopyForm.SHARED else split_bytes
+    assert len(layout.arguments(0, 0)[3]) == size_of(bits, bits)
 
 
 def test_a_whole_copy_of_few_bytes_has_no_word_at_all():
