@@ -104,7 +104,8 @@ def divide(axes: PairedAxes, word: int, dst_address: int, src_address: int) -> B
     Args:
         axes: From the slowest in dst to the fastest, strides in words.
         word: Bytes of one.
-        dst_address, src_address: Of the first word, modulo 16.
+        dst_address: Of the first word, modulo 16.
+        src_address: Of the first word, modulo 16.
     """
     extents = _extents(axes, word)
     steps = _steps(axes, extents, word)
@@ -126,8 +127,12 @@ def divide(axes: PairedAxes, word: int, dst_address: int, src_address: int) -> B
     store = order(tuple(places))
     read = merge(Axis(axis.size, axis.src) for axis in load)
     written = tuple(Axis(axis.size, axis.dst) for axis in store)
-    jumps_dst = [axis.dst for axis in batch] + [s.dst * n for s in steps for n in (s.extent, s.last)]
-    jumps_src = [axis.src for axis in batch] + [s.src * n for s in steps for n in (s.extent, s.last)]
+    jumps_dst = [axis.dst for axis in batch] + [
+        s.dst * n for s in steps for n in (s.extent, s.last)
+    ]
+    jumps_src = [axis.src for axis in batch] + [
+        s.src * n for s in steps for n in (s.extent, s.last)
+    ]
     load_bytes = _widest(read, word, (src_address, *jumps_src))
     store_bytes = _widest(written, word, (dst_address, *jumps_dst))
     fastest, words = store[-1], store_bytes // word
@@ -154,9 +159,7 @@ def _extents(axes: PairedAxes, word: int) -> list[int]:
         room *= 2
     room //= word
     by_dst = sorted(range(len(axes)), key=lambda k: axes[k].dst)
-    by_src = sorted(
-        (k for k in by_dst if axes[k].src), key=lambda k: abs(axes[k].src)
-    )
+    by_src = sorted((k for k in by_dst if axes[k].src), key=lambda k: abs(axes[k].src))
     extents = [1] * len(axes)
     for dst_run, src_run in _runs(room):
         extents = [1] * len(axes)

@@ -1,4 +1,4 @@
-"""The arguments of the strided_copy kernels: axes, boxes and repeats, packed as the source has them.
+"""The arguments of the strided_copy kernels: axes, boxes and repeats, packed for the source.
 
 Axes are packed from the fastest on, eight of each kind, unused ones 0.
 """

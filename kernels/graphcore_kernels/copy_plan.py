@@ -115,7 +115,9 @@ class CopyLayout:
         if self.form is CopyForm.CONTIGUOUS:
             return self.head, self.count, self.tail
         if self.form is CopyForm.SPLIT:
-            packed = b"".join(pack_axes(side, bits, bits) for side in (self.dst_axes, self.src_axes))
+            packed = b"".join(
+                pack_axes(side, bits, bits) for side in (self.dst_axes, self.src_axes)
+            )
             return self.count, packed, len(self.dst_axes), len(self.src_axes)
         axes = _paired(self.dst_axes, self.src_axes)
         if self.form is CopyForm.ROWS:

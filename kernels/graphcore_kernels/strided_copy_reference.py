@@ -33,7 +33,13 @@ def reference(form: CopyForm, word: int, index_bits: int) -> Callable[..., None]
         dst.array(nbytes)[...] = src.array(nbytes)
 
     def rows(
-        config: LaunchConfig, dst: Pointer, src: Pointer, count: int, row: int, axes: bytes, rank: int
+        config: LaunchConfig,
+        dst: Pointer,
+        src: Pointer,
+        count: int,
+        row: int,
+        axes: bytes,
+        rank: int,
     ) -> None:
         sizes, dst_strides, src_strides = _shared(axes, index_bits, 64, rank)
         shape = (*sizes[:-1], row)
@@ -41,17 +47,8 @@ def reference(form: CopyForm, word: int, index_bits: int) -> Callable[..., None]
             src, 1, shape, (*src_strides[:-1], 1)
         )
 
-    def repeat(
-        config: LaunchConfig,
-        dst: Pointer,
-        src: Pointer,
-        count: int,
-        copies: int,
-        apart: int,
-        last: int,
-        axes: bytes,
-        rank: int,
-    ) -> None:
+    def repeat(config: LaunchConfig, dst: Pointer, src: Pointer, *numbers: Any) -> None:
+        _, copies, apart, last, axes, rank = numbers
         sizes, dst_strides, src_strides = _shared(axes, 32, 64, rank)
         words = _view(src, word, sizes, src_strides)
         _view(dst, word, (copies - 1, *sizes), (apart, *dst_strides))[...] = words

@@ -80,9 +80,7 @@ def compile_source(nvrtc, source: str, *options: str) -> tuple[int, bytes, str]:
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_strided_copy_compiles_with_every_kernel_and_no_spill(nvrtc, architecture):
-    code, cubin, log = compile_source(
-        nvrtc, every_copy(), f"-arch={architecture}", "-Xptxas=-v"
-    )
+    code, cubin, log = compile_source(nvrtc, every_copy(), f"-arch={architecture}", "-Xptxas=-v")
     assert code == 0, log
     assert "warning" not in log
     assert {name for name in COPIES if name.encode() + b"\0" in cubin} == set(COPIES)

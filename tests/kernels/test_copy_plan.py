@@ -8,10 +8,11 @@ from dataclasses import replace
 
 import numpy
 import pytest
-from graphcore_kernels import CopyClass
+from graphcore_kernels import CopyClass, _boxes
 from graphcore_kernels._axes import Axis
-from graphcore_kernels._division import Magic, divide
+from graphcore_kernels._boxes import BOX_BYTES
 from graphcore_kernels._copy_arguments import MAX_AXES, shared_bytes, split_bytes
+from graphcore_kernels._division import Magic, divide
 from graphcore_kernels.copy_plan import CopyForm, CopyLayout, lay_out
 from helpers.strided_views import CASES, Pair, View, dense, like, pair, pairs
 from hypothesis import given, settings
@@ -69,6 +70,7 @@ def test_a_layout_moves_each_byte_where_the_definition_says(copy):
     assert planned_bytes(layout) == byte_map(copy)
     if layout.form is not CopyForm.CONTIGUOUS:
         assert 1 <= len(layout.dst_axes) <= MAX_AXES
+        assert (layout.boxes is not None) == (layout.form is CopyForm.TILE)
         assert all(axis.size > 1 for axis in (*layout.dst_axes, *layout.src_axes))
         assert math.prod(a.size for a in layout.src_axes) == layout.count
 
@@ -90,7 +92,7 @@ def test_every_word_that_moves_is_aligned(copy):
         (CASES["one element"], CopyClass.CONTIGUOUS, 16, ()),
         (CASES["contiguous, odd"], CopyClass.CONTIGUOUS, 16, ()),
         (CASES["contiguous, both one element off"], CopyClass.CONTIGUOUS, 16, ()),
-        (CASES["contiguous, source one element off"], CopyClass.CONTIGUOUS, 4, ()),
+        (CASES["contiguous, source one element off"], CopyClass.CONTIGUOUS, 4, ((10007, 1, 1),)),
         (CASES["both reversed"], CopyClass.CONTIGUOUS, 16, ()),
         (CASES["reshape, dense"], CopyClass.CONTIGUOUS, 16, ()),
         (CASES["ten dimensions that merge"], CopyClass.CONTIGUOUS, 16, ()),
@@ -139,18 +141,17 @@ def test_row_counts_change_neither_class_nor_kernel():
 
 
 BIG = [
-    pytest.param(dense(2, 2**30), 64, id="2**31 elements"),
-    pytest.param(dense(2, 2**29), 32, id="2**30 elements"),
-    pytest.param(dense(65536, 65537), 64, id="past 2**32 elements"),
+    pytest.param(View((2, 2**30), (2**30 + 3, 1)), 64, id="2**31 elements"),
+    pytest.param(View((2, 2**29), (2**29 + 3, 1)), 32, id="2**30 elements"),
+    pytest.param(View((65536, 65537), (65540, 1)), 64, id="past 2**32 elements"),
 ]
 
 
-@pytest.mark.parametrize(("src", "bits"), BIG)
-def test_copies_past_32_bits_use_64_bit_indices(src, bits):
-    # a broadcast first column keeps both sides from merging into one run
-    dst = View(src.shape, (src.shape[1] + 3, 1))
-    layout = lay_out(dst.sides, View(src.shape, (0, 1)).sides, 4, 0, 4)
-    assert (layout.word, layout.index_bits, layout.count) == (4, bits, src.size)
+@pytest.mark.parametrize(("dst", "bits"), BIG)
+def test_copies_past_32_bits_use_64_bit_indices(dst, bits):
+    layout = lay_out(dst.sides, View(dst.shape, (1, 0)).sides, 4, 0, 4)
+    assert layout.form is CopyForm.SHARED
+    assert (layout.word, layout.index_bits, layout.count) == (4, bits, dst.size)
     axis = layout.dst_axes[-1]
     code = {32: "I", 64: "Q"}[bits]
     packed = layout.arguments(0, 0)[3]
@@ -216,7 +217,7 @@ def test_no_elements_is_a_class_of_its_own():
 @pytest.mark.parametrize("form", [CopyForm.SHARED, CopyForm.SPLIT])
 @pytest.mark.parametrize("bits", [32, 64])
 def test_packed_axes_have_the_size_that_the_signature_names(form, bits):
-    name = "transpose" if form is CopyForm.SHARED else "reshape without common axes"
+    name = "short rows" if form is CopyForm.SHARED else "reshape without common axes"
     layout = replace(lay_out_pair(CASES[name]), index_bits=bits)
     assert layout.form is form
     size_of = shared_bytes if form is CopyForm.SHARED else split_bytes
@@ -226,3 +227,102 @@ def test_packed_axes_have_the_size_that_the_signature_names(form, bits):
 def test_a_whole_copy_of_few_bytes_has_no_word_at_all():
     layout = lay_out_pair(pair(dense(3), dense(3), shift=8))
     assert (layout.head, layout.count, layout.tail) == (8, 0, 4)
+
+
+FORMS = {
+    "contiguous, odd": CopyForm.CONTIGUOUS,
+    "contiguous, both one element off": CopyForm.CONTIGUOUS,
+    "contiguous, shorter than a word": CopyForm.CONTIGUOUS,
+    "contiguous, off by a byte": CopyForm.ROWS,
+    "odd rows": CopyForm.ROWS,
+    "rows, misaligned by a byte": CopyForm.ROWS,
+    "pitched rows": CopyForm.SHARED,
+    "short rows": CopyForm.SHARED,
+    "every second column": CopyForm.SHARED,
+    "broadcast column": CopyForm.SHARED,
+    "broadcast row": CopyForm.REPEAT,
+    "transpose": CopyForm.TILE,
+    "5-D reverse": CopyForm.TILE,
+    "8-D reverse": CopyForm.TILE,
+    "reshape of a transpose": CopyForm.TILE,
+    "reshape without common axes": CopyForm.SPLIT,
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_copy_takes_the_kernel_that_moves_long_runs(name):
+    assert lay_out_pair(CASES[name]).form is FORMS[name]
+
+
+def permuted(shape: tuple[int, ...], axes: tuple[int, ...]) -> CopyLayout:
+    src = like(lambda a: a.transpose(axes), *shape)
+    return lay_out(dense(*src.shape).sides, src.sides, 4)
+
+
+@pytest.mark.parametrize(
+    ("shape", "axes"),
+    [
+        pytest.param((16384, 16384), (1, 0), id="transpose"),
+        pytest.param((8, 32, 4096, 128), (0, 1, 3, 2), id="BHSD to BHDS"),
+        pytest.param((64, 64, 64, 32, 16), (4, 3, 2, 1, 0), id="5-D reverse"),
+        pytest.param((10**6, 3), (1, 0), id="three columns"),
+        pytest.param((3, 10**6), (1, 0), id="into three columns"),
+        pytest.param((10**5, 9, 9), (0, 2, 1), id="many small ones"),
+    ],
+)
+def test_boxes_of_large_copies_have_runs_of_256_bytes_on_both_sides(shape, axes):
+    boxes = permuted(shape, axes).boxes
+    assert boxes is not None
+    read = run_of(Axis(a.size, a.stride) for a in boxes.load)
+    written = run_of(Axis(a.size, a.dst) for a in boxes.store)
+    assert read * boxes.load_bytes >= 256
+    assert written * boxes.store_bytes >= 256
+    words = math.prod(a.size for a in boxes.load) * boxes.load_bytes
+    assert BOX_BYTES * 3 // 4 <= words <= BOX_BYTES
+
+
+def run_of(axes) -> int:
+    """Units that lie side by side."""
+    (_, unit), *_ = ordered = sorted(axes, key=lambda axis: axis.stride)
+    run = unit
+    for axis in ordered:
+        if axis.stride != run:
+            break
+        run *= axis.size
+    return run // unit
+
+
+def test_boxes_that_divide_an_axis_unevenly_overlap_and_stay_inside():
+    (first, second) = permuted((131, 1000), (1, 0)).boxes.steps
+    for step, size in ((first, 131), (second, 1000)):
+        assert step.last + step.extent == size
+        assert (step.count - 1) * step.extent < size <= step.count * step.extent
+
+
+def test_small_copies_have_small_boxes_so_that_many_blocks_have_one():
+    small, large = (permuted((side, side), (1, 0)).boxes for side in (256, 4096))
+    assert small.count >= 64
+    assert math.prod(a.size for a in small.load) < math.prod(a.size for a in large.load)
+
+
+def test_more_boxes_than_the_kernel_counts_are_no_boxes(monkeypatch):
+    monkeypatch.setattr(_boxes, "_MOST_BOXES", 4)
+    lay_out.cache_clear()
+    try:
+        assert permuted((500, 501), (1, 0)).form is CopyForm.SHARED
+    finally:
+        lay_out.cache_clear()
+
+
+@pytest.mark.parametrize("rows", [2, 64, 100_000])
+@pytest.mark.parametrize(
+    "copy",
+    [
+        pytest.param(lambda n: (dense(n, 1021), like(lambda a: a[:, :1021], n, 1029)), id="odd"),
+        pytest.param(lambda n: (dense(n, 64), View((n, 64), (0, 1))), id="repeated"),
+        pytest.param(lambda n: (dense(64, n), like(lambda a: a.T, n, 64)), id="transpose"),
+    ],
+)
+def test_row_counts_change_no_kernel_of_any_form(copy, rows):
+    layouts = [lay_out(d.sides, s.sides, 4) for d, s in (copy(rows), copy(7))]
+    assert len({(layout.copy_class, layout.kernel_name) for layout in layouts}) == 1
