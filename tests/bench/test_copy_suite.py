@@ -9,7 +9,7 @@ import torch
 from graphcore.bench import main
 from graphcore.bench.suites import BY_CASE, Request, copy, copy_ways
 from graphcore.bench.suites.copy_cases import WORD, bytes_touched, cases
-from graphcore.bench.suites.copy_operands import CopyOperands
+from graphcore.bench.suites.copy_operands import CopyOperands, random_bits
 from graphcore.bench.suites.copy_ways import OURS, calls_of, ours, pitched_params
 from graphcore.driver import open_driver
 from graphcore.errors import ConfigurationError, GraphcoreError
@@ -40,6 +40,52 @@ def test_suite_copy_gives_a_row_for_every_case_of_the_table_by_its_stable_name(r
         assert row["ours"] > 0
         assert row["floor"] > 0
         assert copy_ways.TORCH in row["peers"]
+
+
+def test_the_floor_of_a_row_is_the_fastest_plain_way_and_all_of_them_are_named(report):
+    ways = {"memcpy node", "memcpy on a stream", "torch add", "strided_copy of one run"}
+    for row in report["rows"]:
+        (note,) = [
+            note
+            for note in report["notes"]
+            if note.get("about", "").startswith(f"{row['case']}: the floor is ")
+        ]
+        times = {name: time for name, time in note.items() if name != "about"}
+        is_fill = row["case"] == "broadcast"
+        assert set(times) == ({"memset node", "memset on a stream"} if is_fill else ways)
+        fastest = note["about"].partition(": the floor is ")[2]
+        assert times[fastest] == min(times.values()) == pytest.approx(row["floor"], abs=0.01)
+
+
+def test_every_floor_moves_all_that_it_is_timed_for(driver, monkeypatch):
+    made = []
+
+    def recorded(*given):
+        made.append(random_bits(*given))
+        return made[-1]
+
+    monkeypatch.setattr(copy_ways, "random_bits", recorded)
+    found = copy_ways.floors(driver, CopyOperands(SMALL["odd-rows"], "cpu", 0), "cpu")
+    src, dst = (each.view(torch.int32) for each in made)
+    with driver.stream() as stream:
+        for floor in found:
+            dst.fill_(7)
+            for call in floor.calls:
+                call(stream)
+            stream.synchronize()
+            assert torch.equal(dst, src), floor.name
+    assert [floor.name for floor in found if not floor.is_captured] == ["memcpy on a stream"]
+
+
+def test_the_floor_of_a_broadcast_is_a_fill(driver):
+    operands = CopyOperands(SMALL["broadcast"], "cpu", 0)
+    dst = operands.pairs[0][0]
+    with driver.stream() as stream:
+        for floor in copy_ways.floors(driver, operands, "cpu"):
+            dst.zero_()
+            floor.calls[0](stream)
+            stream.synchronize()
+            assert (dst.view(torch.int32) == 0x3F9D70A4).all()
 
 
 def test_a_pitched_copy_of_the_driver_is_a_peer_where_rows_are_rows(report):

@@ -1,4 +1,4 @@
-"""Suite copy: strided copies of float32 against a device copy of as many bytes, and against peers.
+"""Suite copy: strided copies of float32 against the fastest plain copy of as many bytes, and peers.
 
 Times are the device's, of calls in a graph. Every way is first checked word by word, with the
 destination poisoned; one that is wrong is left out by name. Notes say what each case was to reach.
@@ -29,9 +29,10 @@ from graphcore.bench.suites.copy_ways import (
     EMULATED_PEERS,
     OURS,
     PEERS,
+    Floor,
     Way,
     calls_of,
-    floor_calls,
+    floors,
     ours,
 )
 from graphcore.driver import Driver, Stream
@@ -77,29 +78,38 @@ class _Case:
         self.notes: list[Note] = []
 
     def row(self) -> Row:
-        name, calls = floor_calls(self._driver, self._operands, self._device)
-        floor = replayed(name, self._driver, self._stream, calls).arm()
+        made = floors(self._driver, self._operands, self._device)
+        beneath = [self._replayed(floor).arm() for floor in made]
         plan = seconds_of(self._driver, lambda: strided_copy.plan(*self._operands.pairs[0]))
         mine = self._checked(OURS, ours)
         assert mine is not None
         peers = self._peers()
         if not peers:
             raise ConfigurationError(f"peers: expected at least one, got none: {self.notes}")
-        arms = [floor, mine, *peers]
-        timings = measure(arms, self._effort(floor, len(calls)), self._driver.synchronize)
+        effort = self._effort(beneath[0], len(self._operands.pairs))
+        timings = measure([*beneath, mine, *peers], effort, self._driver.synchronize)
+        floor = timings.fastest([arm.name for arm in beneath])
+        assert floor is not None
         row = row_of(
             self._case.name,
             timings,
             ours=OURS,
-            floor=floor.name,
+            floor=floor,
             peers=[arm.name for arm in peers],
             allowance=0.0,
             error=0.0,  # whatever differs in one word is no arm
         )
         rate = self._operands.bytes_moved / timings.seconds(OURS).median / 1e9
+        times = {arm.name: round(timings.seconds(arm.name).median * 1e6, 2) for arm in beneath}
+        self.notes.append({"about": f"{self._case.name}: the floor is {floor}", **times})
         self._note("bytes moved", "GB/s", rate)
         self._note("first plan", "ms", plan * 1e3)
         return row
+
+    def _replayed(self, floor: Floor) -> Replayed:
+        return replayed(
+            floor.name, self._driver, self._stream, floor.calls, is_captured=floor.is_captured
+        )
 
     def _peers(self) -> list[Arm]:
         arms = []

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import torch
 from graphcore_kernels import strided_copy
@@ -74,26 +73,65 @@ def calls_of(way: Way, driver: Driver, pairs: Sequence[Pair]) -> list[Call] | No
     return calls if len(calls) == len(pairs) else None
 
 
-def floor_calls(driver: Driver, operands: CopyOperands, device: str) -> tuple[str, list[Call]]:
-    """(name, calls): a device copy of as many bytes, or a fill where nearly nothing is read."""
+@dataclass(frozen=True)
+class Floor:
+    """A way of moving as many bytes as a case does, from one run of memory to another.
+
+    Args:
+        name: Of the arm.
+        calls: As many as the case has.
+        is_captured: Whether they are timed in a graph; else they are called on the stream.
+    """
+
+    name: str
+    calls: Sequence[Call]
+    is_captured: bool = True
+
+
+def floors(driver: Driver, operands: CopyOperands, device: str) -> list[Floor]:
+    """Copies of as many bytes, or fills where nearly nothing is read; the fastest is the floor.
+
+    The driver takes another way for a memcpy node than for the same call on a stream, and another
+    one for other sizes, so that none of them is the floor of all cases.
+    """
     count = len(operands.pairs)
     if operands.case.is_fill:
         dst = operands.pairs[0][0]
         fill = MemsetParams(dst.data_ptr(), 0x3F9D70A4, WORD, dst.numel())
-        return "fill", [lambda stream: driver.fill(fill, stream.handle)] * count
+        fills: list[Call] = [lambda stream: driver.fill(fill, stream.handle)] * count
+        return [Floor("memset node", fills), Floor("memset on a stream", fills, is_captured=False)]
     words = operands.bytes_moved // (2 * WORD)
     places = 1 if words * WORD > _LARGE else count
     src, dst = (random_bits((places, words), device) for _ in range(2))
-    return "device copy", [
-        partial(_copy, driver, dst[at % places], src[at % places]) for at in range(count)
+    pairs = [(dst[at % places], src[at % places]) for at in range(count)]
+    copies = _calls(_device_copy, driver, pairs)
+    return [
+        Floor("memcpy node", copies),
+        Floor("memcpy on a stream", copies, is_captured=False),
+        Floor("torch add", _calls(_torch_add, driver, pairs)),
+        Floor("strided_copy of one run", _calls(ours, driver, pairs)),
     ]
 
 
-def _copy(driver: Driver, dst: torch.Tensor, src: torch.Tensor, stream: Any) -> None:
+def _calls(
+    way: Callable[[Driver, torch.Tensor, torch.Tensor], Call],
+    driver: Driver,
+    pairs: Sequence[Pair],
+) -> list[Call]:
+    return [way(driver, *pair) for pair in pairs]
+
+
+def _device_copy(driver: Driver, dst: torch.Tensor, src: torch.Tensor) -> Call:
     params = MemcpyParams(
         CopyOperand(dst.data_ptr()), CopyOperand(src.data_ptr()), dst.numel() * WORD
     )
-    driver.copy(params, stream.handle)
+    return lambda stream: driver.copy(params, stream.handle)
+
+
+def _torch_add(driver: Driver, dst: torch.Tensor, src: torch.Tensor) -> Call:
+    """Elementwise, of integers: the same words come out, by a kernel and not by a memcpy."""
+    to, source = dst.view(torch.int32), src.view(torch.int32)
+    return lambda stream: torch.add(source, 0, out=to)
 
 
 def _pitched(driver: Driver, dst: torch.Tensor, src: torch.Tensor, axes: int) -> Call | None:
