@@ -80,6 +80,8 @@ def test_the_wheel_holds_exactly_the_files_of_the_two_packages(wheel):
         "graphcore/drawing/assets/page.js",
         "graphcore_kernels/py.typed",
         "graphcore_kernels/strided_copy.cu",
+        "graphcore_kernels/strided_copy_rows.cu",
+        "graphcore_kernels/strided_copy_boxes.cu",
     ):
         assert name in shipped
     assert not [name for name in shipped if "test_" in name or name.endswith((".pyc", ".ipynb"))]

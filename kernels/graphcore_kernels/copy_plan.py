@@ -43,11 +43,13 @@ from graphcore_kernels._copy_arguments import (
 WIDEST_WORD = 16
 _SECTOR = 32  # bytes: the least that memory moves at a time
 _LONG_ROW = 256  # bytes, from which on pieces of 16 are worth finding
+_PIECED = 2  # bytes of the widest word that moves slower than pieces do
+_SMALL = 2**16  # words that all threads of a small launch move at once
 _MOST_WORDS = 2**31  # that 32-bit indices count
 
 
 class CopyClass(Enum):
-    """What a copy looks like to the memory; the launch shape depends on nothing else."""
+    """What a copy looks like to the memory."""
 
     EMPTY = "empty"
     CONTIGUOUS = "contiguous"
@@ -99,6 +101,11 @@ class CopyLayout:
     head: int = 0
     tail: int = 0
     boxes: Boxes | None = None
+
+    @property
+    def is_small(self) -> bool:
+        """Whether so few words move that the start of a kernel is most of its time."""
+        return self.form is not CopyForm.TILE and self.count <= _SMALL
 
     @property
     def kernel_name(self) -> str:
@@ -294,7 +301,7 @@ def _special(
     sides = dst_side(axes), src_side(axes)
     count = prod(axis.size for axis in axes)
     if copy_class is CopyClass.ROWS:
-        if word < WIDEST_WORD and axes[-1].size * word >= _LONG_ROW:
+        if word <= _PIECED and axes[-1].size * word >= _LONG_ROW:
             return _with_rows(copy_class, word, sides, starts)
         repeat = find_repeat(axes) if word == WIDEST_WORD else None
         if repeat is not None and repeat.count < _MOST_WORDS:

@@ -30,15 +30,18 @@ from graphcore_kernels.copy_plan import (
 )
 from graphcore_kernels.strided_copy_reference import reference
 
-# (blocks a multiprocessor, threads a block): few blocks, since small copies wait for all of them to
-# start; as many threads as keep enough loads under way
+# (blocks a multiprocessor, threads a block), measured on an H200 (docs/kernel-notes.md)
 _SHAPES = {
-    CopyClass.CONTIGUOUS: (1, 1024),
-    CopyClass.ROWS: (1, 1024),
-    CopyClass.TRANSPOSE: (4, 256),
-    CopyClass.SHORT_INNER: (8, 256),
-    CopyClass.GENERAL: (8, 256),
+    CopyForm.CONTIGUOUS: (1, 512),
+    CopyForm.ROWS: (8, 256),
+    CopyForm.REPEAT: (1, 1024),
+    CopyForm.TILE: (4, 256),
+    CopyForm.SHARED: (4, 256),
+    CopyForm.SPLIT: (4, 256),
 }
+_WHOLE_ROWS = (1, 512)  # rows of words of 16 bytes: as contiguous
+_NARROW_ROWS = (8, 256)  # of narrower ones, more of which must be under way
+_SMALL = LaunchConfig((64, 1, 1), (256, 1, 1))  # small copies wait for all blocks to start
 _ITEMSIZES = (1, 2, 4, 8, 16)
 
 
@@ -66,8 +69,16 @@ class CopyPlan(Planned):
         return self.layout.copy_class
 
     def config(self, driver: Driver) -> LaunchConfig:
-        """The launch shape on the driver's device: it depends on the class only."""
-        blocks, threads = _SHAPES[self.copy_class]
+        """The launch shape on the driver's device.
+
+        It depends on the kernel, the class, and whether the copy is small; not on sizes within.
+        """
+        layout = self.layout
+        if layout.is_small:
+            return _SMALL
+        blocks, threads = _SHAPES[layout.form]
+        if layout.form is CopyForm.SHARED and layout.copy_class is CopyClass.ROWS:
+            blocks, threads = _WHOLE_ROWS if layout.word == WIDEST_WORD else _NARROW_ROWS
         return LaunchConfig((blocks * device_facts(driver).multiprocessors, 1, 1), (threads, 1, 1))
 
     @property
@@ -90,8 +101,9 @@ class StridedCopy:
 
         Elements go in row-major order of both shapes, so the shapes may differ (a reshaping copy)
         as long as they hold as many elements. On a device this is one kernel; in a capture one
-        kernel node, whose launch shape depends on the copy's class and not on its sizes. With no
-        elements nothing is launched and a capture gets no node.
+        kernel node, whose launch shape depends on the copy's class and on whether it is small (at
+        most 65536 words of those that move at once), and not on its sizes within. With no elements
+        nothing is launched and a capture gets no node.
 
         Args:
             dst: Tensor to write: any shape and strides that give each element a place of its own.
@@ -127,6 +139,11 @@ class StridedCopy:
 strided_copy = StridedCopy()
 
 
+_FILES = {
+    CopyForm.ROWS: ("strided_copy_rows.cu",),
+    CopyForm.REPEAT: ("strided_copy_rows.cu",),
+    CopyForm.TILE: ("strided_copy_boxes.cu",),
+}
 _WORDS = {1: "u8", 2: "u16", 4: "u32", 8: "u64", 16: "u128"}
 
 
@@ -158,10 +175,11 @@ def copy_kernel(form: CopyForm, word: int, index_bits: int) -> Kernel:
         ),
     }[form]
     made = f"{form.name}_KERNEL" + (f"({', '.join(types)})" if types else "")
+    files = ("strided_copy.cu", *_FILES.get(form, ()))
     return kernel(
         name,
         f"void* dst, const void* src, {sizes}",
-        f"{read_source('strided_copy.cu')}\n{made}\n",
+        "\n".join((*map(read_source, files), made, "")),
         reference(form, word, index_bits),
         loader=load_through_cupy,
     )

@@ -45,13 +45,22 @@ static Number max(Number a, Number b) { return a > b ? a : b; }
 """
 
 
+FILES = ("strided_copy.cu", "strided_copy_rows.cu", "strided_copy_boxes.cu")
+
+
+def whole_source() -> str:
+    """The source with every kernel that a copy may take, each of which is compiled alone in use."""
+    made = (each.source.splitlines()[-1] for each in KERNELS.values())
+    return "\n".join((*map(read_source, FILES), *made, ""))
+
+
 class HostKernels:
     """The kernels, compiled for the host into ``folder``."""
 
     def __init__(self, folder: Path) -> None:
-        base = read_source("strided_copy.cu")
-        source = base + "".join(each.source.removeprefix(base) for each in KERNELS.values())
-        self._blocks = HostBlocks(source, tuple(KERNELS.values()), folder, stand_ins=_STAND_INS)
+        self._blocks = HostBlocks(
+            whole_source(), tuple(KERNELS.values()), folder, stand_ins=_STAND_INS
+        )
 
     def run(
         self,

@@ -18,22 +18,10 @@ from graphcore_kernels.expert_gather import expert_gather_kernel
 from graphcore_kernels.route_plan import route_plan_i32, route_plan_i64
 from graphcore_kernels.stage_plan import stage_plan_kernel
 from graphcore_kernels.strided_copy import copy_kernel
+from helpers.host_cuda import KERNELS as COPIES
+from helpers.host_cuda import whole_source
 
 ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120")
-COPIES = {
-    each.name: each
-    for form in CopyForm
-    for word in (1, 2, 4, 8, 16)
-    for bits in (32, 64)
-    if not (form is CopyForm.ROWS and word == 16)
-    for each in [copy_kernel(form, word, bits)]
-}
-
-
-def every_copy() -> str:
-    """The source with every kernel that a copy may take, each of which is compiled alone in use."""
-    base = read_source("strided_copy.cu")
-    return base + "".join(each.source.removeprefix(base) for each in COPIES.values())
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +68,7 @@ def compile_source(nvrtc, source: str, *options: str) -> tuple[int, bytes, str]:
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_strided_copy_compiles_with_every_kernel_and_no_spill(nvrtc, architecture):
-    code, cubin, log = compile_source(nvrtc, every_copy(), f"-arch={architecture}", "-Xptxas=-v")
+    code, cubin, log = compile_source(nvrtc, whole_source(), f"-arch={architecture}", "-Xptxas=-v")
     assert code == 0, log
     assert "warning" not in log
     assert {name for name in COPIES if name.encode() + b"\0" in cubin} == set(COPIES)
@@ -151,7 +139,7 @@ def test_a_spill_would_be_seen_in_the_log(nvrtc):
 @pytest.fixture(scope="module")
 def declared(nvrtc):
     """Kernel name -> bytes of each parameter, as the compiler has it."""
-    code, ptx, log = compile_source(nvrtc, every_copy(), "-arch=compute_90")
+    code, ptx, log = compile_source(nvrtc, whole_source(), "-arch=compute_90")
     assert code == 0, log
     entries = re.findall(r"\.entry (\w+)\((.*?)\)", ptx.decode(), re.DOTALL)
     return {name: [parameter_size(text) for text in body.split(",")] for name, body in entries}

@@ -234,7 +234,7 @@ FORMS = {
     "contiguous, both one element off": CopyForm.CONTIGUOUS,
     "contiguous, shorter than a word": CopyForm.CONTIGUOUS,
     "contiguous, off by a byte": CopyForm.ROWS,
-    "odd rows": CopyForm.ROWS,
+    "odd rows": CopyForm.SHARED,
     "rows, misaligned by a byte": CopyForm.ROWS,
     "pitched rows": CopyForm.SHARED,
     "short rows": CopyForm.SHARED,

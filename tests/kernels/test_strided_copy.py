@@ -115,16 +115,38 @@ def test_a_plan_launches_again_and_sees_changed_contents(graphcore_driver):
             assert driver.read(to, dst.size) == copy.expected(dst, content).tobytes()
 
 
-def test_the_launch_shape_depends_on_the_class_only(graphcore_driver):
-    shapes = {}
-    for rows in (2, 65, 4097):
-        view = like(lambda a: a[:, :64], rows, 72)
-        plan = strided_copy.plan(
-            dense(rows, 64).at(2**40, graphcore_driver), view.at(2**41, graphcore_driver)
-        )
-        shapes[rows] = (plan.copy_class, plan.kernel, plan.config(graphcore_driver))
-    assert len(set(shapes.values())) == 1
-    assert shapes[2][0] is CopyClass.ROWS
+def planned_rows(driver, rows, columns):
+    view = like(lambda a: a[:, :columns], rows, columns + 8)
+    return strided_copy.plan(dense(rows, columns).at(2**40, driver), view.at(2**41, driver))
+
+
+@pytest.mark.parametrize("columns", [64, 61])
+@pytest.mark.parametrize("row_counts", [(2, 65, 1070), (5000, 70_000)], ids=["small", "large"])
+def test_the_launch_shape_depends_on_the_class_and_on_whether_the_copy_is_small(
+    graphcore_driver, row_counts, columns
+):
+    plans = [planned_rows(graphcore_driver, rows, columns) for rows in row_counts]
+    assert len({(plan.kernel, plan.config(graphcore_driver)) for plan in plans}) == 1
+    assert {plan.copy_class for plan in plans} == {CopyClass.ROWS}
+    assert {plan.layout.is_small for plan in plans} == {row_counts[0] == 2}
+    threads = plans[0].config(graphcore_driver)
+    assert (threads.grid == (64, 1, 1)) == (row_counts[0] == 2)
+
+
+def test_rows_of_narrow_words_have_more_threads_than_whole_ones(graphcore_driver):
+    whole, narrow = (
+        planned_rows(graphcore_driver, 70_000, columns).config(graphcore_driver)
+        for columns in (64, 61)
+    )
+    assert narrow.grid[0] * narrow.block[0] > whole.grid[0] * whole.block[0]
+
+
+def test_boxes_are_never_small(graphcore_driver):
+    view = like(lambda a: a.T, 8, 8)
+    plan = strided_copy.plan(
+        dense(8, 8).at(2**40, graphcore_driver), view.at(2**41, graphcore_driver)
+    )
+    assert not plan.layout.is_small
 
 
 def test_without_a_stream_a_copy_is_ordered_before_what_waits_for_the_device(graphcore_driver):
