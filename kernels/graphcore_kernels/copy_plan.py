@@ -79,7 +79,7 @@ class CopyLayout:
         form: CONTIGUOUS where one run of bytes is aligned alike on both sides, ROWS where runs
             are not aligned, REPEAT where 16-byte words are read once and written often, TILE where
             boxes pass through shared memory, else SHARED where both sides have the same axes and
-            SPLIT where each has its own.
+            SPLIT where each has its own, or common ones would be more than eight.
         word: Bytes that lie side by side, aligned, on both sides: 1, 2, 4, 8 or 16.
         index_bits: 32 where every index and offset fits, else 64.
         count: Words to move (CONTIGUOUS: whole words between ``head`` and ``tail``).
@@ -193,12 +193,12 @@ def lay_out(
     word = gcd(itemsize, dst_address, src_address)
     axes = [merge(narrow((Axis(*axis) for axis in side), itemsize // word)) for side in (dst, src)]
     shared = pair(*axes)
-    if shared is None:
+    turned, *moved = turn_forward(shared or ())
+    ordered = order(turned)
+    if shared is None or len(ordered) > MAX_AXES:
         sides, starts = (axes[0], axes[1]), (0, 0)
         form, copy_class = CopyForm.SPLIT, CopyClass.GENERAL
     else:
-        turned, *moved = turn_forward(shared)
-        ordered = order(turned)
         sides, starts = (dst_side(ordered), src_side(ordered)), (moved[0] * word, moved[1] * word)
         form, copy_class = CopyForm.SHARED, _classify(*sides, word)
     if copy_class is CopyClass.CONTIGUOUS:

@@ -127,6 +127,15 @@ def test_shapes_without_common_axes_keep_an_axis_set_each():
     assert layout.src_axes == ((21, 12), (10, 1))
 
 
+def test_sides_whose_common_axes_are_too_many_keep_their_own():
+    dst = View((128, 4, 2, 2), (1, 128, 512, 1024), itemsize=2)
+    src = View((4, 4, 4, 4, 8), (0, 1, 0, 4, 16), itemsize=2, shift=1)
+    layout = lay_out_pair(Pair(dst, src))
+    assert layout.form is CopyForm.SPLIT
+    assert (len(layout.dst_axes), len(layout.src_axes)) == (5, 6)
+    assert planned_bytes(layout) == byte_map(Pair(dst, src))
+
+
 def test_the_same_copy_is_planned_once():
     sides = dense(7, 11).sides
     assert lay_out(sides, sides, 4, 0, 0) is lay_out(sides, sides, 4, 0, 0)
