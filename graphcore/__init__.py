@@ -44,6 +44,7 @@ _HOMES = {
     "OverwrittenOutputError": "graphcore.errors",
     "PlanBuffer": "graphcore.plan",
     "PlanError": "graphcore.errors",
+    "RankError": "graphcore.errors",
     "PlanNode": "graphcore.plan",
     "PlanProblem": "graphcore.plan",
     "RebindOutcome": "graphcore.executable",
@@ -100,6 +101,7 @@ __all__ = [
     "PlanError",
     "PlanNode",
     "PlanProblem",
+    "RankError",
     "RebindOutcome",
     "RebindRoute",
     "ReplayProfile",
@@ -136,6 +138,7 @@ if TYPE_CHECKING:
         LifecycleError,
         OverwrittenOutputError,
         PlanError,
+        RankError,
         StaleGraphError,
         UpdateRefused,
     )

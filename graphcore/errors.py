@@ -13,6 +13,7 @@ The tree (builtin base in brackets, so that callers who expect the builtin catch
     |   +-- CaptureError               a stream capture failed, or something is not allowed in one
     |   +-- StaleGraphError            a graph whose buffers changed since it was captured
     |   +-- OverwrittenOutputError     an output that a later run has overwritten
+    +-- RankError           [RuntimeError]  another process of a group failed, or is missing
     +-- UpdateRefused       [RuntimeError]  an update the driver refuses, where that was an error
 
     GraphcoreWarning        [RuntimeWarning]  what a finalizer could not raise
@@ -41,6 +42,7 @@ __all__ = [
     "LifecycleError",
     "OverwrittenOutputError",
     "PlanError",
+    "RankError",
     "StaleGraphError",
     "UpdateRefused",
 ]
@@ -171,6 +173,23 @@ class StaleGraphError(LifecycleError):
 
 class OverwrittenOutputError(LifecycleError):
     """An output was read after a later run of its graph had overwritten it."""
+
+
+class RankError(GraphcoreError, RuntimeError):
+    """Another process that works with this one failed, or did not answer in time.
+
+    Args:
+        message: What is known of it.
+        failed: Ranks that said that they failed.
+        missing: Ranks that did not answer.
+    """
+
+    def __init__(
+        self, message: str, *, failed: Sequence[int] = (), missing: Sequence[int] = ()
+    ) -> None:
+        self.failed = tuple(failed)
+        self.missing = tuple(missing)
+        super().__init__(message)
 
 
 class UpdateRefused(GraphcoreError, RuntimeError):  # noqa: N818 -- the name users know

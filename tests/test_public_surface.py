@@ -60,7 +60,9 @@ def test_a_lazy_name_is_the_object_of_its_home(name):
     assert name in dir(graphcore)
 
 
-@pytest.mark.parametrize("module", ["graphcore", "graphcore.decode", "graphcore.moe"])
+@pytest.mark.parametrize(
+    "module", ["graphcore", "graphcore.decode", "graphcore.moe", "graphcore.parallel"]
+)
 def test_an_unknown_name_is_an_attribute_error_that_names_the_module(module):
     with pytest.raises(AttributeError, match=f"module '{module}' has no attribute 'captures'"):
         importlib.import_module(module).captures  # noqa: B018

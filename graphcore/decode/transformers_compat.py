@@ -28,6 +28,7 @@ except ImportError as error:
         f"pip install 'graphcore-cuda[transformers]' ({error})"
     ) from error
 
+from graphcore.decode import transformers_sharding as sharding
 from graphcore.errors import ConfigurationError
 
 __all__ = [
@@ -224,9 +225,10 @@ def _configured_shape(layer: Any) -> LayerShape:
 
 def _projected_shape(module: Any) -> LayerShape | None:
     head_dim = getattr(module, "head_dim", None)
-    keys = getattr(getattr(module, "k_proj", None), "out_features", None)
-    values = getattr(getattr(module, "v_proj", None), "out_features", None)
+    keys = sharding.features_here(module, "k_proj", head_dim)
+    values = sharding.features_here(module, "v_proj", head_dim)
     if head_dim and keys is None:
+        sharding.refuse_fused(module)
         kept = _kept_heads(module)
         return None if kept is None else LayerShape(kept, head_dim, head_dim)
     if not head_dim or keys is None or values is None or keys % head_dim:

@@ -36,6 +36,7 @@ from graphcore.executable.legacy_work import follow_current_stream
 from graphcore.executable.location import caller
 from graphcore.executable.resting import resting_collector
 from graphcore.interop.torch import MemoryPool, annotate_modules
+from graphcore.interop.torch_collectives import watching_collectives
 
 _log = logging.getLogger("graphcore")
 
@@ -251,6 +252,7 @@ class Capture(NotCopied):
                 raise
             blocks.push(self._end)
             blocks.enter_context(driver.recording(stream))
+            blocks.enter_context(watching_collectives(driver))
             self._blocks = blocks.pop_all()
 
     def __exit__(

@@ -16,6 +16,7 @@ from graphcore.driver.records import GraphHandle, NodeHandle, NodeKind
 from graphcore.errors import ConfigurationError, CudaError, LifecycleError
 from graphcore.executable.adopting import raw_handle, refuse_gone
 from graphcore.executable.capture_options import refuse_instantiation
+from graphcore.executable.communicating import note_graph
 from graphcore.executable.handles import ExecResource, GraphResource, NotCopied
 from graphcore.executable.handover import Handover
 from graphcore.executable.retired import release_finished
@@ -74,6 +75,7 @@ class Graph(NotCopied):
         """The runs of its executables, for guards of its outputs; clones share them."""
         self._resource: GraphResource | None = GraphResource(driver, handle, owned=owned)
         self._owners = (owners or OwnerSet()).recorded(driver)
+        note_graph(self, self._resource, self._owners)
         self._version: Version | None = None
         self.handover: Handover | None = None
         """What the last executable took over; None before, and after anything of it changed."""

@@ -319,11 +319,15 @@ def forget_bindings(driver: Driver) -> None:
     A capture begins with this: the stream of a bound call, or one forked from it, may belong to the
     capture, where CUDA refuses the call and breaks the capture.
     """
-    with _live_lock:
-        executables = list(_live)
-    for executable in executables:
+    for executable in living():
         if same_driver(executable.driver, driver):
             executable._unbind()
+
+
+def living() -> list[GraphExec]:
+    """All executables that exist, closed ones among them."""
+    with _live_lock:
+        return list(_live)
 
 
 class _UnboundError(Exception):

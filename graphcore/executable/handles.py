@@ -43,7 +43,7 @@ class GraphResource:
     valid after the graph was closed.
     """
 
-    __slots__ = ("__weakref__", "driver", "handle", "instantiations", "live", "owned")
+    __slots__ = ("__weakref__", "_closer", "driver", "handle", "instantiations", "live", "owned")
 
     def __init__(self, driver: Driver, handle: GraphHandle, *, owned: bool) -> None:
         self.driver = driver
@@ -51,9 +51,16 @@ class GraphResource:
         self.owned = owned
         self.instantiations = 0
         self.live = 0  # executables made from it and not destroyed
+        self._closer: Callable[[], object] | None = None
         if owned:
             closer = weakref.finalize(self, _later, "a graph", driver.destroy_graph, handle)
             closer.atexit = False  # the process's end gives everything back
+            self._closer = closer
+
+    def close(self) -> None:
+        """Destroys an owned graph now, or once no capture is under way, whoever holds it still."""
+        if self._closer is not None:
+            self._closer()
 
     def has(self, *kinds: NodeKind) -> bool:
         """Whether the graph itself (not one inside it) has a node of one of ``kinds``."""

@@ -12,6 +12,7 @@ poisoned (NaN, or a conspicuous integer) until a replay fills it. As on a device
   ``.cpu()``, ``.tolist()``, ``.numpy()``, ``repr``) raises CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
   and invalidates the capture;
 * random operators raise CaptureError, as torch does in a capture that is not its own;
+* collectives of torch.distributed are sent by each replay, of communicators that worked before;
 * ``torch.cuda.is_current_stream_capturing()`` is true on this thread.
 
 Where the stream does not capture (any more), calls run at once. Other threads are not affected.
@@ -46,7 +47,7 @@ import torch
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from graphcore.driver import active
+from graphcore.driver import active, collectives
 from graphcore.driver.codes import cuda_error
 from graphcore.driver.emulated import torch_rules as rules
 from graphcore.driver.emulated.operation import Operation
@@ -146,6 +147,8 @@ class Recorder:
 
     def handle(self, func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Does, refuses or records one call."""
+        if collectives.is_collective(func):
+            return self._handle_collective(func, args, kwargs)
         facts = facts_of(func)
         if facts.decomposes:
             with self._calls:
@@ -177,6 +180,28 @@ class Recorder:
     def _check_host_read(self, name: str) -> None:
         if self.is_capturing():
             self.refuse_host_read(name)
+
+    def _handle_collective(
+        self, func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> Any:
+        from graphcore.driver.emulated import torch_collectives as recorded
+
+        with _alone():
+            if not self.is_capturing():
+                return func(*args, **kwargs)
+            if not collectives.does_work(func):
+                return args[0]  # what a replay sends, it has waited for
+            name = func._schema.name
+            if recorded.waits_for_host(func):
+                self.refuse_host_read(name, "it makes the host wait, which a replay cannot repeat")
+            group = collectives.group_of(args, kwargs)
+            collectives.check_has_worked(name, group)
+            active.keep(group, collectives.label_of(group))
+            if func.namespace != "c10d":
+                return self._record(recorded.facts_of_functional(func), func, Call(args, kwargs))
+            operation = recorded.collective_operation(func, args, kwargs, group, self._aliases)
+            self._driver.launch_operation(operation, operation.arguments, self._stream)
+            return recorded.promised(func, args)
 
     def _record(self, facts: OperatorFacts, func: OpOverload, call: Call) -> Any:
         try:

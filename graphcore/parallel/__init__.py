@@ -1,0 +1,33 @@
+"""Several GPUs: ranks that agree, collectives in captured graphs, tensor- and expert-parallel.
+
+Everything here needs torch, which loads when a name is first used, not before.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from graphcore.parallel.agreement import Agreed
+    from graphcore.parallel.communicators import warm_up
+    from graphcore.parallel.ranks import AgreementCost, Ranks
+
+__all__ = ["Agreed", "AgreementCost", "Ranks", "warm_up"]
+
+_homes = {
+    "Agreed": "graphcore.parallel.agreement",
+    "AgreementCost": "graphcore.parallel.ranks",
+    "Ranks": "graphcore.parallel.ranks",
+    "warm_up": "graphcore.parallel.communicators",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _homes:
+        raise AttributeError(f"module 'graphcore.parallel' has no attribute {name!r}")
+    return getattr(import_module(_homes[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
