@@ -10,6 +10,7 @@ import logging
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
+from enum import Enum
 from typing import Any
 
 import torch
@@ -31,6 +32,16 @@ from graphcore.decode.variants import Variants
 from graphcore.driver import Driver
 
 _log = logging.getLogger("graphcore")
+
+
+class StepChoice(Enum):
+    """What becomes of the captured step behind a prompt, from the boldest to the most cautious."""
+
+    KEEP = "replay"
+    CAPTURE = "capture"
+    """There is none of this kind yet."""
+    ANEW = "capture anew"
+    """What it works on has changed: all variants go."""
 
 
 class Prompting(Guarding, Exchanging):
@@ -117,19 +128,37 @@ class Prompting(Guarding, Exchanging):
         """The captured step for what comes next; captured now where there is none."""
         # once a prompt: a replay of old weights behind a prompt of new ones would give neither's
         self._variants.look(self.named_tensors().items, self._step.forward.model)
-        if self._variants.stale:
-            _log.info("capturing the decode step again: %s", self._variants.stale)
-            self._captured = None
+        stale, found = self._variants.stale, self._variants.get(self._step.key)
+        choice = StepChoice.ANEW if stale else StepChoice.CAPTURE if not found else StepChoice.KEEP
+        choice = self._choose_step(choice, stale or "")
+        if choice is StepChoice.KEEP and found is not None:
+            return found
+        self._captured = None
+        if choice is StepChoice.ANEW:
+            _log.info("capturing the decode step again: %s", stale or "for another rank")
             self._variants.close()
             self._prompt_graphs.look(self._step.forward)
-        found = self._variants.get(self._step.key)
-        if found is None:
-            found = capture_step(self._step, self._lane, compile_how=self._compile)
-            self._variants.put(self._step.key, found)
-            self._count_for_guards(found.executable)
-            self.captures += 1
-            _log.info("captured the decode step on driver %s", self.driver.name)
-        return found
+        else:
+            self._variants.drop(self._step.key)
+        made = capture_step(self._step, self._lane, compile_how=self._compile)
+        try:
+            self._step_is_captured()
+        except BaseException:
+            made.close()
+            raise
+        self._variants.put(self._step.key, made)
+        self._count_for_guards(made.executable)
+        self.captures += 1
+        _log.info("captured the decode step on driver %s", self.driver.name)
+        return made
+
+    def _choose_step(self, choice: StepChoice, why: str) -> StepChoice:
+        """What becomes of the captured step; where several ranks decode: the same on all."""
+        del why
+        return choice
+
+    def _step_is_captured(self) -> None:
+        """Nothing; where several ranks decode: waits until it is captured on all."""
 
     def _arm_behind_others(self) -> None:
         """Goes on behind what the cache holds, whoever wrote it."""

@@ -61,7 +61,9 @@ def refuse_fused(module: Any) -> None:
             )
 
 
-def is_sharded(model: Any) -> bool:
-    """Whether any weight of ``model`` is spread over ranks."""
+def ranks_of(weight: Any) -> int | None:
+    """How many ranks have a part of a weight; None for one that torch does not know as spread."""
     module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and any(isinstance(e, module.DTensor) for e in model.parameters())
+    if module is None or not isinstance(weight, module.DTensor):
+        return None
+    return int(weight.device_mesh.size())

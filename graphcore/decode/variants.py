@@ -37,6 +37,12 @@ class Variants:
         """Keeps ``step`` as the variant of ``key``."""
         self._steps[key] = step
 
+    def drop(self, key: Key) -> None:
+        """Gives the variant of ``key`` back, if there is one."""
+        step = self._steps.pop(key, None)
+        if step is not None:
+            step.close()
+
     def mark_stale(self, name: str, how: str) -> None:
         """A static buffer was replaced: no variant may be launched any more."""
         if self._steps:

@@ -12,13 +12,24 @@ if TYPE_CHECKING:
     from graphcore.parallel.agreement import Agreed
     from graphcore.parallel.communicators import warm_up
     from graphcore.parallel.ranks import AgreementCost, Ranks
+    from graphcore.parallel.sharded_model import load_sharded
+    from graphcore.parallel.tensor_parallel import TensorParallelAR
 
-__all__ = ["Agreed", "AgreementCost", "Ranks", "warm_up"]
+__all__ = [
+    "Agreed",
+    "AgreementCost",
+    "Ranks",
+    "TensorParallelAR",
+    "load_sharded",
+    "warm_up",
+]
 
 _homes = {
     "Agreed": "graphcore.parallel.agreement",
     "AgreementCost": "graphcore.parallel.ranks",
     "Ranks": "graphcore.parallel.ranks",
+    "TensorParallelAR": "graphcore.parallel.tensor_parallel",
+    "load_sharded": "graphcore.parallel.sharded_model",
     "warm_up": "graphcore.parallel.communicators",
 }
 
