@@ -37,6 +37,7 @@ from graphcore.moe.steps.fast_replay import FastReplay
 from graphcore.moe.steps.fast_running import FastRunning
 from graphcore.moe.steps.reuse_arguments import check_call, check_making
 from graphcore.moe.steps.reuse_books import ReuseBooks
+from graphcore.moe.steps.step_agreement import StepAgreement
 from graphcore.moe.steps.step_facts import Step
 from graphcore.moe.steps.step_log import Observer, StepLog
 from graphcore.moe.steps.step_record import StepResult
@@ -73,6 +74,9 @@ class GraphReuse(ReuseBooks):
         clock: Gives seconds, for ``idle_seconds``.
         owner: Whoever runs the steps, by a content that stays; None: a name of its own.
         rank: Of the process among those that share the experts.
+        ranks: How many those are.
+        agreement: How they agree on each step before anything is launched; None: they do not ask.
+            Every rank then makes the same calls in the same order.
         patience_seconds: How long a step that must not touch the slots just now, and has no staged
             way, waits for them.
         device_times: Whether events around launches time them on the device; some us a step.
@@ -84,6 +88,8 @@ class GraphReuse(ReuseBooks):
         manifests: Which manifest holds.
         options: What is switched on, and where that was said.
         driver: Where steps run.
+        rank: Of the process.
+        ranks: How many share the experts.
 
     Raises:
         ConfigurationError: A limit or an option that is none; a pool of another driver.
@@ -104,11 +110,13 @@ class GraphReuse(ReuseBooks):
         clock: Callable[[], float] = time.monotonic,
         owner: Hashable = None,
         rank: int = 0,
+        ranks: int = 1,
+        agreement: StepAgreement | None = None,
         patience_seconds: float = 10.0,
         device_times: bool = False,
         observers: Iterable[Observer] = (),
     ) -> None:
-        check_making(owner, rank, patience_seconds)
+        check_making(owner, rank, ranks, patience_seconds)
         if driver is None:
             driver = default_driver() if pool is None else pool.driver
         self.driver = checked_driver(driver)
@@ -117,7 +125,8 @@ class GraphReuse(ReuseBooks):
         self._publishes = manifests is None and pool is not None
         number = next(_numbers)
         self.owner: Hashable = f"reuse {number}" if owner is None else owner
-        self._owner_number, self._rank = number, rank
+        self._owner_number, self.rank, self.ranks = number, rank, ranks
+        self._agreement = agreement
         keywords = {
             "decode_boundary_overlap": decode_boundary_overlap,
             "decode_overlap": decode_overlap,
@@ -134,7 +143,9 @@ class GraphReuse(ReuseBooks):
             clock=clock,
             forget=self._forget,
         )
-        self._finder = FactFinder(self.driver, self.manifests, self._log.counting, self.owner, rank)
+        self._finder = FactFinder(
+            self.driver, self.manifests, self._log.counting, self.owner, rank, ranks
+        )
         self._running = StepRunning(
             self._finder,
             self._table,
@@ -143,8 +154,11 @@ class GraphReuse(ReuseBooks):
             self.owner,
             self._effective,
             patience_seconds,
+            agreement,
         )
-        self._replays = FastRunning(self._table, self._log, self.manifests.ownership, self.owner)
+        self._replays = FastRunning(
+            self._table, self._log, self.manifests.ownership, self.owner, agreement
+        )
         self._fast: dict[FastName, FastReplay] = {}
         self._uids = GraphUids()
         self._is_closed = False
@@ -180,9 +194,23 @@ class GraphReuse(ReuseBooks):
             LifecycleError: It failed before anything was launched (required work that cannot be
                 prepared, a corrupt plan), this is closed, or slots that must not be touched were
                 not free in time.
+            RankError: Another rank failed, or is missing.
             Exception: What the work or the driver raised, with a note that says what was decided.
                 The next call is right.
         """
+        if self._agreement is None:
+            return self._run(work, certificate, stream, phase, prompt_rows)
+        with self._agreement.step(work.identity):
+            return self._run(work, certificate, stream, phase, prompt_rows)
+
+    def _run(
+        self,
+        work: StepWork,
+        certificate: Certificate | None,
+        stream: Any,
+        phase: Phase | None,
+        prompt_rows: int,
+    ) -> StepResult:
         fast = self._fast.get((id(work), prompt_rows, phase))
         if (
             fast is not None
@@ -194,6 +222,8 @@ class GraphReuse(ReuseBooks):
             if replayed is not None:
                 return replayed
         self._refuse_closed()
+        if self._agreement is not None:
+            self._agreement.at_once(is_ready=False)
         _refuse_inside_capture()
         check_call(work.rows, phase, prompt_rows)
         self._setting.fix()
@@ -211,7 +241,8 @@ class GraphReuse(ReuseBooks):
             phase=chosen,
             capabilities=work.capabilities,
             device=self.driver.device,
-            rank=self._rank,
+            rank=self.rank,
+            ranks=self.ranks,
         )
         result, replay = self._running.run(step, key, self.pool, Given(certificate, stream))
         if replay is not None:
@@ -250,7 +281,8 @@ class GraphReuse(ReuseBooks):
             source_uid=self._uids.of(work, "source"),
             graph_uid=work.uid,
             device=self.driver.device,
-            rank=self._rank,
+            rank=self.rank,
+            ranks=self.ranks,
             flags=int(CertificateFlag.REQUIRED) if required else 0,
         )
 
@@ -340,7 +372,9 @@ class GraphReuse(ReuseBooks):
         assert self.pool is not None
         known = {use.group: use.top_k for use in work.groups}
         top_k = {name: known.get(name, work.groups[0].top_k) for name in self.pool}
-        published = self.manifests.replace(manifest_of(self.pool, top_k=top_k))
+        published = self.manifests.replace(
+            manifest_of(self.pool, top_k=top_k, rank=self.rank, ranks=self.ranks)
+        )
         if not published.is_accepted:
             raise ConfigurationError(f"pool: {published}; give GraphReuse a registry of manifests")
         self._publishes = False

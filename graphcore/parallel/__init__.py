@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from graphcore.parallel.agreement import Agreed
     from graphcore.parallel.communicators import warm_up
+    from graphcore.parallel.expert_parallel import SpreadExperts, spread_experts
+    from graphcore.parallel.rank_manifests import RankManifests
     from graphcore.parallel.ranks import AgreementCost, Ranks
     from graphcore.parallel.sharded_model import load_sharded
     from graphcore.parallel.tensor_parallel import TensorParallelAR
@@ -18,18 +20,24 @@ if TYPE_CHECKING:
 __all__ = [
     "Agreed",
     "AgreementCost",
+    "RankManifests",
     "Ranks",
+    "SpreadExperts",
     "TensorParallelAR",
     "load_sharded",
+    "spread_experts",
     "warm_up",
 ]
 
 _homes = {
     "Agreed": "graphcore.parallel.agreement",
     "AgreementCost": "graphcore.parallel.ranks",
+    "RankManifests": "graphcore.parallel.rank_manifests",
     "Ranks": "graphcore.parallel.ranks",
+    "SpreadExperts": "graphcore.parallel.expert_parallel",
     "TensorParallelAR": "graphcore.parallel.tensor_parallel",
     "load_sharded": "graphcore.parallel.sharded_model",
+    "spread_experts": "graphcore.parallel.expert_parallel",
     "warm_up": "graphcore.parallel.communicators",
 }
 

@@ -52,6 +52,7 @@ class Certificate:
         graph_uid: Of the graph that runs.
         device: Ordinal of the device that it runs on.
         rank: Of the process among those that share the experts.
+        ranks: How many those are.
         flags: :class:`CertificateFlag`; 0 for ordinary work.
         version: Of these rules.
         reserved: 0.
@@ -67,6 +68,7 @@ class Certificate:
     graph_uid: int
     device: int = 0
     rank: int = 0
+    ranks: int = 1
     flags: int = 0
     version: int = CERTIFICATE_VERSION
     reserved: int = 0
@@ -128,6 +130,7 @@ _NUMBERS = (
     "graph_uid",
     "device",
     "rank",
+    "ranks",
     "flags",
     "version",
     "reserved",
@@ -158,6 +161,8 @@ def _flaws_of_fixed(certificate: Certificate) -> list[Flaw]:
         found.append(Flaw("flags", "0 or exactly REQUIRED (1)", int(certificate.flags)))
     if certificate.version != CERTIFICATE_VERSION:
         found.append(Flaw("version", str(CERTIFICATE_VERSION), certificate.version))
+    if certificate.rank >= certificate.ranks:
+        found.append(Flaw("rank", f"below {certificate.ranks}, the ranks", certificate.rank))
     if certificate.reserved:
         found.append(Flaw("reserved", "0", certificate.reserved))
     return found

@@ -56,6 +56,7 @@ DECLINE_TABLE: dict[Reason, Row] = {
     Reason.BACKEND: _both(_declined(_KEEP)),
     Reason.PHASE: _both(_declined(_RETAIN)),
     Reason.SEMANTICS: _both(_declined(_KEEP)),
+    Reason.RANKS: _both(_declined(_RETAIN)),
     Reason.HOST_STAGED: _both(Ruling(Kind.STAGED, _KEEP, _STAGED)),
     # the plan
     Reason.CERTIFICATE: Row(_declined(_KEEP), _failed(_KEEP)),

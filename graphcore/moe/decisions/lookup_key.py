@@ -32,6 +32,7 @@ class LookupKey:
         capabilities: Whatever else selects kernels: element types, compute capability.
         device: Ordinal.
         rank: Of the process among those that share the experts.
+        ranks: How many those are.
     """
 
     graph: Hashable
@@ -46,6 +47,7 @@ class LookupKey:
     capabilities: tuple[Hashable, ...]
     device: int
     rank: int
+    ranks: int = 1
 
     def differences(self, other: LookupKey) -> tuple[str, ...]:
         """Why ``other`` is another variant, field by field; empty for the same one."""
@@ -66,6 +68,7 @@ class LookupKey:
         capabilities: Sequence[Hashable] = (),
         device: int = 0,
         rank: int = 0,
+        ranks: int = 1,
     ) -> LookupKey:
         """The key of a graph whose nodes write tensors of ``extents``.
 
@@ -77,6 +80,7 @@ class LookupKey:
             capabilities: Whatever else selects kernels.
             device: Ordinal; a valid certificate says its own.
             rank: Of the process; a valid certificate says its own.
+            ranks: How many share the experts; a valid certificate says its own.
 
         Raises:
             ConfigurationError: The graph has no node, so that nothing identifies it.
@@ -86,7 +90,8 @@ class LookupKey:
         ends = tuple(extents[0]), tuple(extents[-1])
         tail = tuple(capabilities)
         if certificate is None or not (semantics := certificate.semantic_key()):
-            return cls(graph, len(extents), *ends, phase, None, None, None, "", tail, device, rank)
+            place = device, rank, ranks
+            return cls(graph, len(extents), *ends, phase, None, None, None, "", tail, *place)
         return cls(
             graph,
             len(extents),
@@ -99,4 +104,5 @@ class LookupKey:
             tail,
             certificate.device,
             certificate.rank,
+            certificate.ranks,
         )

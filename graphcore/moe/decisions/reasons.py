@@ -31,6 +31,7 @@ class Reason(Enum):
     NOT_NEEDED = "no cached experts any more"
     NOT_RETAINED = "another phase, and its capture cannot be retained"
     NOT_CAPTURABLE = "something in it cannot be captured"
+    RANKS = "another rank"
     STREAMS_UNRESOLVED = "streams cannot be resolved"
     STREAMS_INCOHERENT = "groups on different streams"
     PROPERTIES = "changed, and no update is allowed"

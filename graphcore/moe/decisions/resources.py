@@ -121,6 +121,7 @@ class Resources:
         rank: Of the process among those that share the experts.
         groups: In the order of the model.
         transfer_counter: Address of a counter of copied bytes; 0 without one.
+        ranks: How many processes share the experts.
     """
 
     generation: int
@@ -129,6 +130,7 @@ class Resources:
     rank: int
     groups: tuple[GroupResources, ...]
     transfer_counter: int = 0
+    ranks: int = 1
 
 
 @dataclass(frozen=True, slots=True)

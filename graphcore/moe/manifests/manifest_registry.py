@@ -109,15 +109,33 @@ class ManifestRegistry:
     ) -> Publication:
         _check_types(manifest)
         rejected = examine(manifest)
+        elsewhere = self._agree(manifest, "manifest", "; ".join(map(str, rejected)))
+        rejected = rejected or _by_ranks(elsewhere)
         if rejected:
             return Publication(_code_of(rejected), self._current.generation, rejected)
         deadline = None if timeout is None else time.monotonic() + timeout
-        if not self._close_admission(Admission.REPLACING, deadline):
-            return Publication(PublicationCode.BUSY, self._current.generation)
+        is_closed = self._close_admission(Admission.REPLACING, deadline)
         try:
+            users = "" if is_closed else PublicationCode.BUSY.value
+            elsewhere = self._agree(manifest, "its users", users)
+            if not is_closed or elsewhere:
+                busy = _by_ranks(elsewhere)
+                return Publication(PublicationCode.BUSY, self._current.generation, busy)
             return self._publish(manifest, allocate)
         finally:
-            self._ownership.set_admission(Admission.OPEN)
+            if is_closed:
+                self._ownership.set_admission(Admission.OPEN)
+
+    def _agree(self, manifest: Manifest, about: str, problem: str) -> str:
+        """What keeps another rank from taking ``manifest``; "" where one alone decides.
+
+        Args:
+            manifest: That is to be published.
+            about: What was just looked at.
+            problem: Of this rank; "" where there is none.
+        """
+        del manifest, about, problem
+        return ""
 
     def _publish(
         self, manifest: Manifest, allocate: Callable[[Manifest], object] | None
@@ -128,17 +146,23 @@ class ManifestRegistry:
                 Rejection.GENERATION_EXHAUSTED, "manifest", f"below {MOST_GENERATIONS}", generation
             )
             return Publication(PublicationCode.REJECTED, generation, (none_left,))
+        failed: tuple[Rejected, ...] = ()
         try:
-            if allocate is not None:
-                allocate(manifest)
-        except (MemoryError, CudaError) as error:
-            self._swap(Published(before, generation + 1))
-            failed = Rejected(Rejection.ALLOCATION, "manifest", "memory for its slots", str(error))
-            return Publication(PublicationCode.ERROR, generation + 1, (failed,))
+            try:
+                if allocate is not None:
+                    allocate(manifest)
+            except (MemoryError, CudaError) as error:
+                expected = "memory for its slots"
+                failed = (Rejected(Rejection.ALLOCATION, "manifest", expected, str(error)),)
+            elsewhere = self._agree(manifest, "its slots", "; ".join(map(str, failed)))
+            failed = failed or _by_ranks(elsewhere)
         except BaseException:
             # whatever it was, slots may have gone: graphs over them must not be replayed
             self._swap(Published(before, generation + 1))
             raise
+        if failed:
+            self._swap(Published(before, generation + 1))
+            return Publication(PublicationCode.ERROR, generation + 1, failed)
         self._swap(Published(manifest, generation + 1))
         return Publication(PublicationCode.ACCEPTED, generation + 1)
 
@@ -190,6 +214,13 @@ class ManifestRegistry:
             self._ownership.set_admission(Admission.CLOSED)
             _log.info("manifest of generation %d: shut down", self._current.generation)
         return is_idle
+
+
+def _by_ranks(problem: str) -> tuple[Rejected, ...]:
+    """What another rank's problem is for this one."""
+    if not problem:
+        return ()
+    return (Rejected(Rejection.RANKS, "manifest", "one that every rank takes", problem),)
 
 
 def _check_types(manifest: object) -> None:

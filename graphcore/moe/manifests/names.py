@@ -118,6 +118,7 @@ class Rejection(Enum):
     SHAPE = "shapes that do not fit each other"
     OVERFLOW = "more bytes than 63 bits count"
     DEVICE = "banks on different devices or ranks"
+    RANKS = "another rank does not take it"
     ALLOCATION = "no memory for the slots"
     GENERATION_EXHAUSTED = "no generation number is left"
 

@@ -51,7 +51,7 @@ def report_of(
     """
     pool = None if reuse.pool is None or reuse.pool.is_closed else reuse.pool
     return ReuseReport(
-        driver=f"driver {reuse.driver.name}, device {reuse.driver.device}",
+        driver=f"driver {reuse.driver.name}, device {reuse.driver.device}{_rank(reuse)}",
         options=str(reuse.options),
         refused=reuse.options_refused,
         counters=reuse.counters,
@@ -68,6 +68,10 @@ def report_of(
         staged=tuple((staged or {}).items()),
         is_emulated=reuse.driver.is_emulated,
     )
+
+
+def _rank(reuse: GraphReuse) -> str:
+    return f", rank {reuse.rank} of {reuse.ranks}" if reuse.ranks > 1 else ""
 
 
 def outcomes(

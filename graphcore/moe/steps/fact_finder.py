@@ -55,6 +55,7 @@ class FactFinder:
         counting: Plans are counted here.
         owner: Whoever runs the steps.
         rank: Of the process among those that share the experts.
+        ranks: How many those are.
 
     Attributes:
         sights: What was seen of each step.
@@ -67,13 +68,14 @@ class FactFinder:
         counting: MoECounting,
         owner: Hashable,
         rank: int,
+        ranks: int = 1,
     ) -> None:
         self._driver = driver
         self._device = driver.device_info()
         self._manifests = manifests
         self._counting = counting
         self._owner = owner
-        self._rank = rank
+        self._rank, self._ranks = rank, ranks
         self.sights = StepSights(manifests)
 
     def find(
@@ -118,7 +120,7 @@ class FactFinder:
         is_grouped = plan is not None and plan.outcome.is_grouped
         if plan is not None and is_grouped and streams is not Streams.UNRESOLVED and has_context:
             assert pool is not None
-            place = Place(self._driver.device, self._rank, self._handles(step, seen))
+            place = Place(self._driver.device, self._rank, self._handles(step, seen), self._ranks)
             resources = _resources(pool, seen, plan, place, step.prompt_rows)
             owners = seen.once("owners", lambda: owners_of(pool, seen.groups))
             if not (probed.probe.is_same and entry.grouped):  # a replay is looked at later

@@ -9,6 +9,7 @@ from graphcore.executable.legacy_work import IMPLICIT
 from graphcore.moe.decisions.settling import Failure, fail
 from graphcore.moe.manifests.ownership import Ownership, Refusal, Transaction
 from graphcore.moe.steps.fast_replay import FastReplay
+from graphcore.moe.steps.step_agreement import StepAgreement
 from graphcore.moe.steps.step_log import StepLog
 from graphcore.moe.steps.step_record import StepPart, StepRecord, StepResult, StepSeconds
 from graphcore.moe.steps.variant_table import VariantTable
@@ -24,18 +25,25 @@ class FastRunning:
         log: The books.
         ownership: Of the groups.
         owner: Whoever runs the steps.
+        agreement: With the other ranks that share the experts; None: there are none.
     """
 
     def __init__(
-        self, table: VariantTable, log: StepLog, ownership: Ownership, owner: Hashable
+        self,
+        table: VariantTable,
+        log: StepLog,
+        ownership: Ownership,
+        owner: Hashable,
+        agreement: StepAgreement | None = None,
     ) -> None:
         self._table = table
         self._log = log
         self._ownership = ownership
         self._owner = owner
+        self._agreement = agreement
 
     def replay(self, fast: FastReplay) -> StepResult | None:
-        """Launches ``fast`` once more; None where its groups are not to be had at once.
+        """Launches ``fast`` once more; None where its groups, or all ranks, are not to be had.
 
         Raises:
             CudaError: The driver refused the launch; what was captured stays.
@@ -52,6 +60,8 @@ class FastRunning:
                 transaction = entered
                 if transaction.lease.epochs != fast.epochs or not fast.has_slots():
                     return None
+            if self._agreement is not None and not self._agreement.at_once(is_ready=True):
+                return None
             if log.device is None:
                 fast.executable.launch(fast.stream)
             else:

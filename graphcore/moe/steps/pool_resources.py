@@ -21,11 +21,12 @@ from graphcore.moe.steps.sighting import SightedGroup
 
 
 class Place(NamedTuple):
-    """Where a step runs: device and rank, and for each of its groups the stream."""
+    """Where a step runs: device, rank of so many, and for each of its groups the stream."""
 
     device: int
     rank: int
     streams: tuple[int, ...]
+    ranks: int = 1
 
 
 def pool_resources(
@@ -38,6 +39,7 @@ def pool_resources(
         semantic_key=key,
         device=place.device,
         rank=place.rank,
+        ranks=place.ranks,
         groups=tuple(
             _group(pool, sighted, planned.sighting.capabilities, key, place, stream)
             for sighted, planned, stream in zip(groups, plan.groups, place.streams, strict=True)

@@ -8,12 +8,14 @@ from graphcore.errors import ConfigurationError
 from graphcore.moe.manifests.names import Phase
 
 
-def check_making(owner: object, rank: object, patience_seconds: object) -> None:
+def check_making(owner: object, rank: object, ranks: object, patience_seconds: object) -> None:
     """Raises ConfigurationError for what no reuse can be made with."""
     if not isinstance(owner, Hashable):
         raise ConfigurationError(f"owner: expected something hashable, got {type(owner).__name__}")
     if isinstance(rank, bool) or not isinstance(rank, int) or rank < 0:
         raise ConfigurationError(f"rank: expected an int of at least 0, got {rank!r}")
+    if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks <= rank:
+        raise ConfigurationError(f"ranks: expected an int above rank {rank}, got {ranks!r}")
     if isinstance(patience_seconds, bool) or not (
         isinstance(patience_seconds, int | float) and patience_seconds >= 0
     ):

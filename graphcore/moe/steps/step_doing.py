@@ -23,6 +23,7 @@ from graphcore.moe.decisions.settling import Failure, fail, settle
 from graphcore.moe.decisions.witnesses import Witnesses
 from graphcore.moe.manifests.names import Kind, Way
 from graphcore.moe.steps.device_times import DeviceTimes
+from graphcore.moe.steps.step_agreement import StepAgreement
 from graphcore.moe.steps.step_facts import StepFacts
 from graphcore.moe.steps.step_record import StepPart, StepSeconds
 from graphcore.moe.steps.variant_table import NotCapturableError, Variant, VariantTable
@@ -91,6 +92,7 @@ class StepDoing:
         device: Times launches on the device; None: nobody asked.
         rows_by_kernel: Whether float32 copies with a step between rows become kernels in captures.
         destroys_late: Whether an old description goes behind the launch of the new one.
+        agreement: With the other ranks that share the experts; None: there are none.
     """
 
     def __init__(
@@ -100,11 +102,13 @@ class StepDoing:
         *,
         rows_by_kernel: bool = False,
         destroys_late: bool = False,
+        agreement: StepAgreement | None = None,
     ) -> None:
         self._device = device
         self._table = table
         self._rows_by_kernel = rows_by_kernel
         self._destroys_late = destroys_late
+        self._agreement = agreement
 
     def do(self, attempt: Attempt) -> None:
         """Does what was decided and writes down what is known then; raises what failed."""
@@ -115,6 +119,8 @@ class StepDoing:
                 return
             except NotCapturableError as error:
                 # nothing was launched, and the captured work has not run
+                if self._agreement is not None and not isinstance(error, _ElsewhereError):
+                    self._agreement.captured(str(error))
                 attempt.decision = attempt.decision.turned(Reason.NOT_CAPTURABLE, str(error))
                 attempt.variant.note_obstacle(attempt.facts.step.uid, error)
                 if not attempt.variant.state.after(attempt.decision.retention).capture:
@@ -165,12 +171,14 @@ class StepDoing:
                 self._table.capture(attempt.variant, build)
             except CapacityError as error:
                 raise NotCapturableError(str(error)) from error
+            self._wait_for_others()
         attempt.commit(_captured_state(attempt))
         self._launch(attempt)
 
     def _update(self, attempt: Attempt) -> None:
         graph = self._captured(attempt)
         try:
+            self._wait_for_others()
             with attempt.part("update", Failure.DRIVER):
                 renewal = self._table.renew(attempt.variant, graph)
                 outcome = renewal.outcome
@@ -195,6 +203,12 @@ class StepDoing:
         finally:
             with attempt.part("cleanup", attempt.failure or Failure.DRIVER):
                 former.close()
+
+    def _wait_for_others(self) -> None:
+        """Waits until the step is captured on all ranks; NotCapturableError where it is not."""
+        problem = "" if self._agreement is None else self._agreement.captured("")
+        if problem:
+            raise _ElsewhereError(problem, may_pass=True)
 
     def _give_up(self, variant: Variant, graph: Graph) -> None:
         """Closes ``graph``, which was not taken; where it was after all, the executable, too."""
@@ -224,6 +238,10 @@ class StepDoing:
         except CudaError:
             attempt.failure = Failure.DRIVER
             raise
+
+
+class _ElsewhereError(NotCapturableError):
+    """Another rank could not capture the step."""
 
 
 def _captured_state(attempt: Attempt) -> CaptureState:

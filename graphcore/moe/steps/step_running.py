@@ -28,6 +28,7 @@ from graphcore.moe.slots.slot_pool import SlotPool
 from graphcore.moe.steps.fact_finder import FactFinder
 from graphcore.moe.steps.fast_replay import FastReplay, fast_replay
 from graphcore.moe.steps.slots_wait import SlotsWait
+from graphcore.moe.steps.step_agreement import StepAgreement, agreed, choice_of
 from graphcore.moe.steps.step_doing import Attempt, StepDoing, failed
 from graphcore.moe.steps.step_facts import Step
 from graphcore.moe.steps.step_log import StepLog
@@ -53,6 +54,7 @@ class StepRunning:
         owner: Whoever runs the steps.
         options: What is switched on.
         patience_seconds: How long slots are waited for where there is no staged way.
+        agreement: With the other ranks that share the experts; None: there are none.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class StepRunning:
         owner: Hashable,
         options: MoEOptions,
         patience_seconds: float,
+        agreement: StepAgreement | None = None,
     ) -> None:
         self._finder = finder
         self._table = table
@@ -72,7 +75,14 @@ class StepRunning:
         self._owner = owner
         self._options = options
         overlaps = options.decode_boundary_overlap
-        self._doing = StepDoing(table, log.device, rows_by_kernel=overlaps, destroys_late=overlaps)
+        self._agreement = agreement
+        self._doing = StepDoing(
+            table,
+            log.device,
+            rows_by_kernel=overlaps,
+            destroys_late=overlaps,
+            agreement=agreement,
+        )
         self._wait = SlotsWait(ownership, owner, patience_seconds)
 
     # ---- a call --------------------------------------------------------------------------------
@@ -94,10 +104,12 @@ class StepRunning:
         replay = None
         try:
             transaction = self._enter(attempt)
-            self._retain(attempt)
             if attempt.decision.kind is Kind.FAILED:
+                self._retain(attempt)
                 attempt.commit()
                 raise attempt.decision.error()
+            self._agree(attempt)
+            self._retain(attempt)
             transaction = self._prepare(attempt, transaction)
             self._doing.do(attempt)
             replay = self._next(attempt, given, transaction)
@@ -151,6 +163,15 @@ class StepRunning:
             return entered
         ownership.leave(entered)
         return None
+
+    def _agree(self, attempt: Attempt) -> None:
+        """Does what all ranks do, where there are several."""
+        if self._agreement is None:
+            return
+        decision = attempt.decision
+        why = f"{decision.reason.value}{': ' * bool(decision.detail)}{decision.detail}"
+        choice, because = self._agreement.choice(choice_of(decision), why)
+        attempt.decision = agreed(decision, choice, because)
 
     def _activate(self, attempt: Attempt, entered: Transaction) -> None:
         facts, state = attempt.facts, attempt.variant.state

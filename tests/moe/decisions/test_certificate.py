@@ -122,9 +122,10 @@ CHANGES: dict[str, dict[str, Any]] = {
     "owner_generation": {"owner_generation": 2},
     "device": {"device": 1},
     "rank": {"rank": 1},
+    "ranks": {"ranks": 3},
     "flags": {"flags": REQUIRED},
 }
-KEYED = replace(DECODE, namespace=DRAFT, row_semantics=SEQUENTIAL)
+KEYED = replace(DECODE, namespace=DRAFT, row_semantics=SEQUENTIAL, ranks=2)
 TURNED = {"namespace": {"namespace": MTP}, "row_semantics": {"row_semantics": INDEPENDENT}}
 
 
@@ -144,6 +145,10 @@ def test_every_field_is_in_the_key_or_left_out_on_purpose() -> None:
     fixed = {"version", "reserved"}  # one value each in a valid certificate
     named = set(CHANGES) | fixed | {"source_uid", "graph_uid"}
     assert {field.name for field in fields(Certificate)} == named
+
+
+def test_a_rank_beyond_the_ranks_is_malformed() -> None:
+    assert [each.field for each in replace(DECODE, rank=2, ranks=2).flaws()] == ["rank"]
 
 
 def test_a_flag_and_its_number_have_one_key() -> None:

@@ -39,6 +39,7 @@ TABLE: dict[Reason, tuple[tuple[Kind, Way, Retention], tuple[Kind, Way, Retentio
     Reason.BACKEND: ((D, DIRECT, KEEP), (D, DIRECT, KEEP)),
     Reason.PHASE: ((D, DIRECT, RETAIN), (D, DIRECT, RETAIN)),
     Reason.SEMANTICS: ((D, DIRECT, KEEP), (D, DIRECT, KEEP)),
+    Reason.RANKS: ((D, DIRECT, RETAIN), (D, DIRECT, RETAIN)),
     Reason.HOST_STAGED: ((Kind.STAGED, STAGED, KEEP), (Kind.STAGED, STAGED, KEEP)),
     Reason.CERTIFICATE: ((D, DIRECT, KEEP), (F, NOTHING, KEEP)),
     Reason.NO_CONTEXT: ((D, STAGED, DROP), (F, NOTHING, DROP)),

@@ -57,7 +57,10 @@ OTHERS: dict[str, tuple[dict[str, Any], set[str]]] = {
     ),
     "another owner": ({"certificate": replace(CERTIFICATE, owner=9)}, {"semantics"}),
     "another device": ({"certificate": replace(CERTIFICATE, device=1)}, {"device", "semantics"}),
-    "another rank": ({"certificate": replace(CERTIFICATE, rank=1)}, {"rank", "semantics"}),
+    "another rank": (
+        {"certificate": replace(CERTIFICATE, rank=1, ranks=2)}, {"rank", "ranks", "semantics"},
+    ),
+    "more ranks": ({"certificate": replace(CERTIFICATE, ranks=2)}, {"ranks", "semantics"}),
     "no certificate": (
         {"certificate": None}, {"namespace", "row_semantics", "rows", "semantics"},
     ),
@@ -92,8 +95,8 @@ def test_no_variant_of_its_own_is(change: dict[str, Any]) -> None:
 
 
 def test_without_a_certificate_device_and_rank_are_those_that_were_said() -> None:
-    bare = key(certificate=None, device=3, rank=2)
-    assert (bare.device, bare.rank) == (3, 2)
+    bare = key(certificate=None, device=3, rank=2, ranks=4)
+    assert (bare.device, bare.rank, bare.ranks) == (3, 2, 4)
 
 
 def test_a_graph_without_nodes_has_no_key() -> None:

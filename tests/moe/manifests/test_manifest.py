@@ -212,7 +212,7 @@ def test_a_manifest_is_rejected_for(given: Manifest, rejection: Rejection, where
 
 def test_every_rejection_has_a_cause_but_those_that_come_when_a_manifest_is_published() -> None:
     seen = {rejection for _, rejection, _ in REJECTED.values()}
-    assert set(Rejection) - seen == {R.ALLOCATION, R.GENERATION_EXHAUSTED}
+    assert set(Rejection) - seen == {R.ALLOCATION, R.GENERATION_EXHAUSTED, R.RANKS}
 
 
 def test_what_is_wrong_in_several_groups_is_told_of_each() -> None:

@@ -74,6 +74,7 @@ ROWS = {
 
 ELSEWHERE = {
     Reason.BACKEND: "test_with_another_driver_options_do_nothing_and_every_step_is_declined",
+    Reason.RANKS: "tests/parallel/test_step_agreement.py",
     Reason.HOST_STAGED: "test_more_experts_than_slots_are_staged",
     Reason.SEMANTICS: "a step of another meaning has a variant of its own (T4)",
     Reason.UNAVAILABLE: "test_t7_a_step_under_way_holds_up_a_manifest_and_nobody_else",

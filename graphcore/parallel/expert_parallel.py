@@ -1,0 +1,309 @@
+"""spread_experts(): a mixture of experts whose experts are spread over ranks, in slots; and back.
+
+Every rank runs the whole model but the experts, on rows of its own. Of each layer's experts it owns
+a part, and slots for those; a row travels to the owners of its experts and comes back.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from graphcore.errors import ConfigurationError, LifecycleError
+from graphcore.moe.graph_reuse import GraphReuse
+from graphcore.moe.layers.transformers_experts import BANKS, FoundExperts, find_experts
+from graphcore.moe.manifests.manifest import Manifest
+from graphcore.moe.models.accelerated_model import AcceleratedModel
+from graphcore.moe.models.accelerating import accelerate
+from graphcore.moe.slots.pool_manifest import manifest_of
+from graphcore.moe.slots.slot_state import SlotFault
+from graphcore.moe.steps.callable_step import CallableStep
+from graphcore.parallel.expert_exchange import ExchangeTotals, ExpertExchange, check_capacity
+from graphcore.parallel.parallel_experts import ParallelExperts
+from graphcore.parallel.rank_agreement import RankAgreement
+from graphcore.parallel.rank_manifests import RankManifests
+from graphcore.parallel.ranks import Ranks
+from graphcore.parallel.sharded_model import facts_of
+
+_log = logging.getLogger("graphcore")
+
+
+def spread_experts(
+    model: Any,
+    ranks: Ranks,
+    slots_per_layer: int,
+    *,
+    capacity: float = 1.0,
+    **options: Any,
+) -> SpreadExperts:
+    """Spreads the experts of ``model`` over ``ranks``: rank r owns the r-th part of each layer's.
+
+    Args:
+        model: As of :func:`graphcore.moe.accelerate`, whole, the same on all ranks.
+        ranks: Who shares the experts.
+        slots_per_layer: Experts of this rank's part that can be resident.
+        capacity: Share of the most routes that may go to one rank for which there are places;
+            below 1.0 less memory and traffic, and a step that needs more is zero (``faults()``).
+        options: Of :func:`graphcore.moe.accelerate`.
+
+    Returns:
+        A handle; ``restore()`` makes the model what it was.
+
+    Raises:
+        ConfigurationError: As :func:`graphcore.moe.accelerate`; a number of ranks that does not
+            divide the experts; models or settings that differ by rank, on all ranks.
+        RankError: Another rank failed or is missing.
+    """
+    with ranks.together("spreading experts"):
+        check_capacity(capacity)
+        found = find_experts(model)
+        check_experts(found, ranks.size)
+    facts = facts_of(model) | {"capacity": str(capacity), "slots_per_layer": str(slots_per_layer)}
+    ranks.agree("spreading experts", facts=facts)
+    with ranks.together("spreading experts"), ExitStack() as undo:
+        whole = _take_parts(found, ranks, undo)
+        handle = accelerate(model, slots_per_layer, **options)
+        undo.callback(handle.restore)
+        made = SpreadExperts(handle, found, whole, ranks, capacity)
+        undo.pop_all()
+    ranks.agree("experts are spread")
+    _log.info("rank %d owns %d experts of each layer", ranks.rank, made.experts_here)
+    return made
+
+
+def check_experts(found: Sequence[FoundExperts], ranks: int) -> None:
+    """Refuses experts that cannot be spread evenly, or that do not say how many a row has.
+
+    Raises:
+        ConfigurationError: Names the layer.
+    """
+    for each in found:
+        count = int(each.weights["down"].shape[0])
+        if count % ranks:
+            raise ConfigurationError(
+                f"ranks: expected a number that divides the {count} experts of {each.name}, got "
+                f"{ranks}"
+            )
+        if each.top_k is None:
+            raise ConfigurationError(f"top_k: expected a router that says its own, {each.name}")
+
+
+def _take_parts(
+    found: Sequence[FoundExperts], ranks: Ranks, undo: ExitStack
+) -> list[dict[str, torch.nn.Parameter]]:
+    """Gives each module this rank's part of its weights; what it had, to be put back."""
+    whole = []
+    for each in found:
+        weights = each.weights
+        count = int(weights["down"].shape[0])
+        undo.callback(_put_back, each, weights)
+        part = slice(ranks.rank * count // ranks.size, (ranks.rank + 1) * count // ranks.size)
+        for bank, weight in weights.items():
+            own = torch.nn.Parameter(weight.detach()[part].clone(), requires_grad=False)
+            setattr(each.module, BANKS[bank], own)
+        each.module.num_experts = count // ranks.size
+        whole.append(weights)
+    return whole
+
+
+def _put_back(found: FoundExperts, weights: Mapping[str, torch.nn.Parameter]) -> None:
+    for bank, weight in weights.items():
+        setattr(found.module, BANKS[bank], weight)
+    found.module.num_experts = int(weights["down"].shape[0])
+
+
+class SpreadExperts:
+    """A model whose experts are spread over ranks; made by :func:`spread_experts`. Not locked.
+
+    Attributes:
+        model: The model itself.
+        ranks: Who shares the experts.
+        pool: The slots of this rank's experts.
+        layers: Name of the module -> what stands in its place.
+    """
+
+    def __init__(
+        self,
+        handle: AcceleratedModel,
+        found: Sequence[FoundExperts],
+        whole: Sequence[Mapping[str, torch.nn.Parameter]],
+        ranks: Ranks,
+        capacity: float,
+    ) -> None:
+        self.model = handle.model
+        self.ranks = ranks
+        self.pool = handle.pool
+        self.driver = handle.driver
+        self.device = handle.device
+        self._handle = handle
+        self._found = tuple(found)
+        self._whole = tuple(whole)
+        self._choices = {each.name: each.top_k or 1 for each in found}
+        self.layers: dict[str, ParallelExperts] = {}
+        for each, weights in zip(found, whole, strict=True):
+            count = int(weights["down"].shape[0])
+            exchange = ExpertExchange(ranks.group, count, capacity, handle.device)
+            layer = ParallelExperts(handle.layers[each.name], exchange).eval()
+            setattr(each.block, each.attribute, layer)
+            self.layers[each.name] = layer
+
+    @property
+    def experts_here(self) -> int:
+        """How many experts of a layer this rank owns."""
+        count: int = next(iter(self.layers.values())).exchange.local_experts
+        return count
+
+    # ---- looking --------------------------------------------------------------------------------
+
+    def totals(self) -> dict[str, ExchangeTotals]:
+        """Layer -> what this rank has sent, after all work."""
+        self.driver.synchronize()
+        return {name: layer.exchange.totals() for name, layer in self.layers.items()}
+
+    def faults(self) -> dict[str, SlotFault | ExchangeTotals]:
+        """Layer -> what went wrong there, of layers where something did."""
+        found: dict[str, SlotFault | ExchangeTotals] = dict(self._handle.faults())
+        wrong = {name: each for name, each in self.totals().items() if each.faults}
+        return {**wrong, **found}
+
+    @property
+    def hit_rate(self) -> float:
+        """Of the experts that were asked of this rank."""
+        return self._handle.hit_rate
+
+    # ---- through GraphReuse ---------------------------------------------------------------------
+
+    def manifest(self) -> Manifest:
+        """What this rank has: its part of each layer's experts; one expert for a row that comes."""
+        orders = {each.layout for each in self._found}
+        if len(orders) > 1:
+            raise ConfigurationError(f"layers: expected banks in one order, got {sorted(orders)}")
+        made = manifest_of(
+            self.pool, top_k=1, order=orders.pop(), rank=self.ranks.rank, ranks=self.ranks.size
+        )
+        groups = []
+        for group in made.groups:
+            exchange = self.layers[group.name].exchange
+            first = self.ranks.rank * exchange.local_experts
+            part = replace(group, first_expert=first, routed_experts=exchange.experts)
+            groups.append(part)
+        return replace(made, groups=tuple(groups))
+
+    def reuse(self, **options: Any) -> GraphReuse:
+        """A GraphReuse whose every step is agreed on; its manifest is published on all ranks.
+
+        Args:
+            options: As of :class:`GraphReuse`, but ``driver``, ``pool``, ``manifests``, ``rank``,
+                ``ranks`` and ``agreement``; the same on all ranks.
+
+        Raises:
+            ConfigurationError: As of :class:`GraphReuse`; options that differ by rank; a manifest
+                that some rank does not take.
+            RankError: Another rank failed or is missing.
+        """
+        manifests = RankManifests(self.ranks)
+        published = manifests.replace(self.manifest())
+        if not published.is_accepted:
+            raise ConfigurationError(f"manifest: {published}")
+        self.pool.ownership = manifests.ownership
+        with self.ranks.together("GraphReuse"):
+            made = GraphReuse(
+                driver=self.driver,
+                pool=self.pool,
+                manifests=manifests,
+                rank=self.ranks.rank,
+                ranks=self.ranks.size,
+                agreement=RankAgreement(self.ranks),
+                **options,
+            )
+        facts = {"options": made.options.options, "driver": self.driver.name}
+        facts |= {name: each for name, each in options.items() if name.startswith("max_")}
+        self.ranks.agree("GraphReuse", facts=facts)
+        return made
+
+    def step(
+        self,
+        identity: Hashable,
+        function: Callable[[], object],
+        *,
+        tensors: Mapping[str, Any],
+        rows: int,
+        values: Mapping[str, Hashable] | None = None,
+        capabilities: Sequence[Hashable] = (),
+    ) -> CallableStep:
+        """A step of the model, as :meth:`AcceleratedModel.step`.
+
+        Args:
+            identity: Of its graph.
+            function: Runs the model on the current stream, over static tensors.
+            tensors: Name -> static tensor that it reads or writes.
+            rows: Rows of this rank that reach the experts, as many on every rank. The step's own
+                ``rows`` are those that come to this rank's experts: what ``prompt_rows`` counts.
+            values: Name -> whatever else it depends on.
+            capabilities: Whatever else selects kernels.
+
+        Raises:
+            ConfigurationError: As of :meth:`AcceleratedModel.step`; rows that differ by rank.
+            RankError: Another rank failed or is missing.
+        """
+        self.ranks.agree(f"making step {identity}", facts={"rows": rows})
+        uses = [layer.bind(rows, self._choices[name]) for name, layer in self.layers.items()]
+        staged = None
+        if self._handle.staging is not None:
+            staged = partial(self._handle._run_staged, function)
+        return CallableStep(
+            identity,
+            function,
+            tensors=tensors,
+            groups=uses,
+            staged=staged,
+            values=values,
+            rows=uses[0].rows,
+            capabilities=(*capabilities, "ranks", self.ranks.size),
+            driver=self.driver,
+        )
+
+    # ---- the end --------------------------------------------------------------------------------
+
+    def restore(self) -> None:
+        """Makes the model what it was on this rank; a second call does nothing.
+
+        Raises:
+            CaptureError: Inside a capture.
+            LifecycleError: Something else stands in the place of the experts now.
+        """
+        if self._handle.is_restored:
+            return
+        for each in self._found:
+            if getattr(each.block, each.attribute) is not self.layers[each.name]:
+                raise LifecycleError(
+                    f"restore: expected the spread experts at {each.name}, got "
+                    f"{type(getattr(each.block, each.attribute)).__name__}"
+                )
+        for each in self._found:
+            setattr(each.block, each.attribute, self.layers[each.name].here)
+        self._handle.restore()
+        for each, weights in zip(self._found, self._whole, strict=True):
+            _put_back(each, weights)
+
+    def __enter__(self) -> SpreadExperts:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.restore()
+
+    def __repr__(self) -> str:
+        state = "restored" if self._handle.is_restored else f"{self.experts_here} experts here"
+        return f"<SpreadExperts rank {self.ranks.rank} of {self.ranks.size}, {state}>"
