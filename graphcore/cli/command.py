@@ -11,7 +11,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import graphcore
-from graphcore.errors import GraphcoreError
+from graphcore.errors import ConfigurationError, GraphcoreError
 
 _INTERRUPTED = 130
 _REFUSED = 2
@@ -83,6 +83,8 @@ def _run(options: argparse.Namespace) -> int:
 
         names = [field.name for field in fields(MoEOptions)]
         return moe(MoEOptions(**{name: getattr(options, name) for name in names}))
+    if options.parallel is not None:
+        return _run_parallel(options)
     from graphcore.cli.demo import DemoOptions, demo
 
     return demo(
@@ -93,6 +95,23 @@ def _run(options: argparse.Namespace) -> int:
             max_new_tokens=options.max_new_tokens,
             dtype=options.dtype,
             html=options.html,
+        )
+    )
+
+
+def _run_parallel(options: argparse.Namespace) -> int:
+    from graphcore.cli.parallel_demo import ParallelDemoOptions, parallel_demo
+
+    alone = {"--model": options.model, "--html": options.html}
+    given = [name for name, value in alone.items() if value is not None]
+    if given:
+        raise ConfigurationError(f"{given[0]}: expected none with --parallel")
+    return parallel_demo(
+        ParallelDemoOptions(
+            parallel=options.parallel,
+            driver=options.driver,
+            max_new_tokens=options.max_new_tokens,
+            timeout=options.timeout,
         )
     )
 
@@ -114,6 +133,14 @@ def _parser() -> argparse.ArgumentParser:
         help="of weights and cache; float32 tokens equal eager ones exactly",
     )  # fmt: skip
     demo.add_argument("--html", type=Path, help="write the captured graph as one HTML page")
+    demo.add_argument(
+        "--parallel", choices=("tensor", "expert"),
+        help="a model of random weights over the ranks that torchrun has started",
+    )  # fmt: skip
+    demo.add_argument(
+        "--timeout", type=_positive, default=60, metavar="S",
+        help="with --parallel: seconds that another rank is waited for",
+    )  # fmt: skip
     inspect = commands.add_parser(
         "inspect",
         help="a graph, plan or comparison as one HTML page",

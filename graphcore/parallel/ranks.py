@@ -37,6 +37,7 @@ from graphcore.parallel.rank_store import RankStore, own_store
 
 _log = logging.getLogger("graphcore")
 _MOST_TEXT = 400
+_TOLD = "_graphcore_told_the_ranks"
 _numbers: dict[str, Iterator[int]] = {}
 """Name of a process group -> numbers for what is agreed on in it; every rank counts alike."""
 
@@ -219,6 +220,9 @@ class Ranks(NotCopied):
 
         They raise RankError, with the error's text; afterwards all may go on.
         """
+        if _is_told(error):
+            return  # a block inside of this one has
+        error.__dict__[_TOLD] = True
         if self._lost is None and not self._is_closed:
             with suppress(RuntimeError):  # the store may be what failed
                 self._store.post(Proposal(subject, detail=brief(error), state=State.FAILED))
@@ -238,7 +242,8 @@ class Ranks(NotCopied):
         except RankError:
             raise
         except Exception as error:
-            if isinstance(error, RuntimeError) and not isinstance(error, GraphcoreError):
+            is_ours = isinstance(error, GraphcoreError) or _is_told(error)
+            if isinstance(error, RuntimeError) and not is_ours:
                 raise self._blamed(subject, error) from error
             self.fail(subject, error)
             raise
@@ -331,6 +336,10 @@ class Ranks(NotCopied):
     def __repr__(self) -> str:
         state = "closed" if self._is_closed else "not whole" if self._lost else f"on {self.device}"
         return f"<Ranks {self.rank} of {self.size}, {state}>"
+
+
+def _is_told(error: BaseException) -> bool:
+    return bool(error.__dict__.get(_TOLD))
 
 
 def brief(error: BaseException) -> str:

@@ -98,6 +98,7 @@ def check_sharded(model: Any, ranks: Ranks) -> None:
 def facts_of(model: Any) -> dict[str, str]:
     """What of a model must be the same on all ranks: its class, sizes and types, not its values."""
     config = text_config(model).to_dict()
+    config.pop("_name_or_path", None)  # every machine may have it elsewhere
     text = json.dumps(config, sort_keys=True, default=str)
     shapes = [(name, str(each.dtype), list(each.shape)) for name, each in model.named_parameters()]
     return {

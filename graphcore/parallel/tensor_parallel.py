@@ -7,7 +7,6 @@ anything is launched the ranks agree: what one cannot do, none does, and all say
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -54,7 +53,6 @@ class TensorParallelAR(CUDAGraphAR):
         self.ranks = ranks
         self._agree_every = agree_every
         self._since_agreed = 0
-        self._is_together = False
         with ranks.together("TensorParallelAR"):
             check_sharded(model, ranks)
             super().__init__(model, **options)
@@ -68,31 +66,29 @@ class TensorParallelAR(CUDAGraphAR):
 
     def capture(self, input_ids: torch.Tensor | None = None, **options: Any) -> None:
         """As :meth:`CUDAGraphAR.capture`, on all ranks."""
-        with self._together("capture"):
+        with self.ranks.together("capture"):
             super().capture(input_ids, **options)
 
     def generate(
         self, input_ids: torch.Tensor | None, max_new_tokens: int, *rest: Any, **options: Any
     ) -> torch.Tensor:
         """As :meth:`CUDAGraphAR.generate`, on all ranks."""
-        with self._together("generate"):
+        with self.ranks.together("generate"):
             return super().generate(input_ids, max_new_tokens, *rest, **options)
 
     def stream(
         self, input_ids: torch.Tensor | None, max_new_tokens: int, *rest: Any, **options: Any
     ) -> Iterator[torch.Tensor]:
         """As :meth:`CUDAGraphAR.stream`, on all ranks; all must take as many tokens."""
-        with self._together("stream"):
+        with self.ranks.together("stream"):
             return super().stream(input_ids, max_new_tokens, *rest, **options)
 
     def replay(self, token: int | torch.Tensor | None = None) -> torch.Tensor:
         """As :meth:`CUDAGraphAR.replay`, once all ranks are ready for it."""
-        if token is not None:  # it comes here again, once it is checked
-            with self._together("replay"):
-                return super().replay(token)
-        with self._together("replay"):
-            self._agree_on_replay()
-            return super().replay()
+        with self.ranks.together("replay"):
+            if token is None:  # else it comes here again, once the token is checked
+                self._agree_on_replay()
+            return super().replay(token)
 
     def generate_in_one_launch(self, *_: Any, **__: Any) -> NoReturn:
         """Refused: the ranks could not agree between two steps of one launch."""
@@ -103,19 +99,6 @@ class TensorParallelAR(CUDAGraphAR):
         raise _one_launch("stream")
 
     # ---- inside ---------------------------------------------------------------------------------
-
-    @contextmanager
-    def _together(self, subject: str) -> Iterator[None]:
-        """As :meth:`Ranks.together`, once for calls that make each other."""
-        if self._is_together:
-            yield
-            return
-        self._is_together = True
-        try:
-            with self.ranks.together(subject):
-                yield
-        finally:
-            self._is_together = False
 
     def _agree_on_replay(self) -> None:
         """Finds out here what would be refused, then asks whether all are ready."""
