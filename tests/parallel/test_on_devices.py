@@ -1,0 +1,51 @@
+"""NCCL inside captured graphs, by the acceptance script: on one GPU, and on all there are."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from helpers.repository import ROOT
+
+SCRIPT = "benchmarks/several_gpus"
+
+
+def run_script(ranks, *arguments, seconds=280):
+    """What the script printed; every process of it has exited by then."""
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), SCRIPT,
+        *arguments,
+    ]  # fmt: skip
+    paths = [str(ROOT), str(ROOT / "kernels"), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=seconds, env=environment, check=False,
+        cwd=ROOT,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout
+
+
+@pytest.mark.gpu
+def test_one_rank_replays_nccl_and_its_process_exits_with_the_graphs_open():
+    assert "1 rank, nccl, cuda:0: replays equal eager" in run_script(1, "one")
+
+
+@pytest.mark.gpu
+@pytest.mark.exclusive
+@pytest.mark.parametrize("what", ["one", "tensor", "expert"])
+def test_all_gpus_of_a_machine_do_what_one_does(what):
+    import torch
+
+    count = torch.cuda.device_count()
+    if count < 2:
+        pytest.skip(f"needs two GPUs, there is {count}")
+    assert f"{count} rank" in run_script(count, what, "--small")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["one", "tensor", "expert"])
+def test_the_script_runs_without_a_gpu_too(what, monkeypatch):
+    monkeypatch.setenv("GRAPHCORE_DRIVER", "emulated")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert "2 rank" in run_script(2, what, "--small", "--timeout", "60")
