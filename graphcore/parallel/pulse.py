@@ -1,7 +1,8 @@
 """Pulse: says again and again that this rank is alive, and looks whether the others are.
 
 A thread of its own, for a rank may wait in a collective, or for a device, that never ends because
-another rank is gone. It tells who is, and releases who waits where the backend can (NCCL).
+another rank is gone, or has failed before it sent anything. It tells who, so that who waits can be
+released where the backend can (NCCL).
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ class Pulse:
         size: How many there are.
         timeout_seconds: Of silence, after which ``when_silent`` is told.
         when_silent: Called once, on the pulse's thread, with the ranks that are silent.
+        current_round: Gives the round that this rank has not come to yet.
+        when_stuck: Called once, on that thread, with the ranks that failed in a round which this
+            one has not come to for so long.
     """
 
     def __init__(
@@ -38,12 +42,18 @@ class Pulse:
         *,
         timeout_seconds: float,
         when_silent: Callable[[Sequence[int]], object],
+        current_round: Callable[[], int],
+        when_stuck: Callable[[Sequence[int]], object],
     ) -> None:
         self._store = store
         self._keys = [f"{prefix}/pulse/{each}" for each in range(size)]
         self._rank = rank
         self._timeout = timeout_seconds
         self._when_silent = when_silent
+        self._current_round = current_round
+        self._when_stuck = when_stuck
+        self._failed_round = -1
+        self._failures: dict[int, tuple[int, float]] = {}
         self._period = min(_LONGEST_SECONDS, timeout_seconds / _BEATS)
         now = time.monotonic()
         self._seen: list[tuple[bytes, float]] = [(b"", now)] * size
@@ -66,6 +76,19 @@ class Pulse:
             if rank != self._rank and said != _LEFT and now - since > limit
         ]
 
+    def note_failure(self, number: int) -> None:
+        """Says from the next beat on that this rank failed in round ``number``."""
+        self._failed_round = number
+
+    def stuck(self) -> list[int]:
+        """The ranks that failed, long ago, in a round that this one has not come to."""
+        now, mine = time.monotonic(), self._current_round()
+        return [
+            rank
+            for rank, (number, since) in self._failures.items()
+            if number >= mine and now - since > self._timeout
+        ]
+
     def close(self) -> None:
         """Ends it, and says that this rank has left."""
         self._stop.set()
@@ -78,10 +101,11 @@ class Pulse:
 
     def _beat(self) -> None:
         self._beats += 1
-        self._store.set(self._keys[self._rank], str(self._beats).encode())
+        said = f"{self._beats} {self._failed_round}"
+        self._store.set(self._keys[self._rank], said.encode())
 
     def _run(self) -> None:
-        was_told = False
+        was_told = was_stuck = False
         while not self._stop.wait(self._period):
             with suppress(RuntimeError):  # a store that is gone says nothing: all are silent
                 self._beat()
@@ -90,9 +114,21 @@ class Pulse:
             if silent and not was_told:
                 was_told = True
                 self._when_silent(silent)
+            stuck = self.stuck()
+            if stuck and not was_stuck:
+                was_stuck = True
+                self._when_stuck(stuck)
 
     def _look(self) -> None:
         now = time.monotonic()
         for rank, said in enumerate(self._store.multi_get(self._keys)):
             if said != self._seen[rank][0]:
                 self._seen[rank] = (said, now)
+                self._note(rank, said, now)
+
+    def _note(self, rank: int, said: bytes, now: float) -> None:
+        """Remembers since when a rank says that it failed."""
+        number = -1 if said == _LEFT else int(said.split()[1])
+        known = self._failures.get(rank)
+        if rank != self._rank and number >= 0 and (known is None or known[0] != number):
+            self._failures[rank] = (number, now)

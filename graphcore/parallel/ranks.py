@@ -105,6 +105,8 @@ class Ranks(NotCopied):
             self.size,
             timeout_seconds=timeout_seconds,
             when_silent=self._note_silence,
+            current_round=lambda: self._store.round,
+            when_stuck=self._note_stuck,
         )
         self._store = RankStore(own_store(store), prefix, self.rank, self.size, self._pulse.silent)
         _living.add(self)
@@ -224,6 +226,7 @@ class Ranks(NotCopied):
             return  # a block inside of this one has
         error.__dict__[_TOLD] = True
         if self._lost is None and not self._is_closed:
+            self._pulse.note_failure(self._store.round)
             with suppress(RuntimeError):  # the store may be what failed
                 self._store.post(Proposal(subject, detail=brief(error), state=State.FAILED))
 
@@ -286,6 +289,16 @@ class Ranks(NotCopied):
             self._lost = RankError(told, missing=silent)
         with suppress(RuntimeError):
             self.group.abort()
+
+    def _note_stuck(self, failed: Sequence[int]) -> None:
+        """A rank failed, and this one still waits for it: on a GPU its collectives are released."""
+        names = ", ".join(f"rank {rank}" for rank in failed)
+        _log.warning("rank %d: %s failed, and is still waited for", self.rank, names)
+        if self.device.type == "cuda":
+            if self._lost is None:
+                self._lost = RankError(f"{names}: failed while this rank waited", failed=failed)
+            with suppress(RuntimeError):
+                self.group.abort()
 
     # ---- the end -------------------------------------------------------------------------------
 
@@ -371,7 +384,8 @@ def _device(dist: Any, group: Any, device: Any, backend: str | None) -> Any:
         is_gpu = backend != "gloo" and torch.cuda.is_available()
     if not is_gpu:
         return torch.device("cpu")
-    ordinal = int(os.environ.get("LOCAL_RANK", torch.cuda.current_device()))
+    given = os.environ.get("LOCAL_RANK")
+    ordinal = torch.cuda.current_device() if given is None else int(given)
     if ordinal >= torch.cuda.device_count():
         raise ConfigurationError(
             f"LOCAL_RANK: expected one of {torch.cuda.device_count()} devices, got {ordinal}: "

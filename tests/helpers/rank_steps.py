@@ -254,3 +254,105 @@ def refuse_after_the_end():
 def raise_rank_error():
     """The error travels as others do."""
     raise RankError("told", failed=[1], missing=[2])
+
+
+# ---- what cannot be joined ----------------------------------------------------------------------
+
+
+class OnDevice:
+    """Of a driver only what a capture's watch asks for."""
+
+    is_emulated = False
+
+
+def watch_on_a_device():
+    """What a capture on a device does about collectives, without one."""
+    from graphcore.driver import active
+    from graphcore.interop.torch_collectives import watching_collectives
+
+    ranks = Ranks.join(timeout_seconds=30)
+    x = torch.ones(2)
+    cold = dist.new_group()
+    capture = active.ActiveCapture(OnDevice(), 0, "relaxed")
+    active.push(capture)
+    try:
+
+        def within(group):
+            with watching_collectives(OnDevice()):
+                x.add_(1)
+                dist.all_reduce(x, group=group)
+
+        refused = told(within, cold)[:2]
+        within(ranks.group)
+        with watching_collectives(OnDevice()):
+            x.add_(1)
+    finally:
+        active.drop(capture)
+    labels = [label for _, label in capture.owners]
+    ranks.close()
+    return refused, labels
+
+
+def join_badly():
+    """Each a way in which joining cannot work, on one rank of one."""
+    import os
+
+    from graphcore.parallel import communicators
+    from graphcore.parallel.places import place_of
+
+    found = {
+        "timeout": told(lambda: Ranks.join(timeout_seconds=0)),
+        "timeout kind": told(lambda: Ranks.join(timeout_seconds=True)),
+        "group": told(lambda: Ranks.join(3)),
+        "device": told(lambda: Ranks.join(device="cuda")),
+        "meta": told(lambda: communicators.check_fits(dist.group.WORLD, torch.device("meta"))),
+        "backend": told(lambda: communicators.check_backend(dist, "mpi")),
+    }
+    dist.destroy_process_group()
+    found["nccl"] = told(lambda: Ranks.join(backend="nccl"))
+    torch.cuda.is_available, available = (lambda: True), torch.cuda.is_available
+    torch.cuda.device_count, count = (lambda: 1), torch.cuda.device_count
+    os.environ["LOCAL_RANK"] = "1"
+    found["local rank"] = told(Ranks.join)
+    torch.cuda.is_available, torch.cuda.device_count = available, count
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="1", WORLD_SIZE="2", RANK="1")
+    found["no store"] = told(lambda: Ranks.join(backend="gloo", timeout_seconds=0.3))
+    dist.is_available = lambda: False
+    found["not built"] = told(Ranks.join)
+    properties = type("Properties", (), {"uuid": "GPU-7"})
+    torch.cuda.get_device_properties = lambda ordinal: properties
+    place = place_of(torch.device("cuda", 3)).device
+    return {name: each[:2] for name, each in found.items()}, place
+
+
+def lose_the_store():
+    """The process that keeps the store goes; the ranks are told so."""
+    ranks = Ranks.join(timeout_seconds=1.0)
+    ranks._store._store = Gone()
+    found = told(ranks.agree, "step")
+    ranks.close()
+    return found[:2]
+
+
+class Gone:
+    """A store whose process is gone."""
+
+    def _refuse(self, *_):
+        raise RuntimeError("Connection reset by peer")
+
+    set = wait = check = get = multi_get = delete_key = _refuse
+
+
+def be_stuck():
+    """What a rank on a GPU does when another has failed and it waits still."""
+    ranks = Ranks.join(timeout_seconds=30)
+    ranks._note_stuck([1])
+    assert ranks.lost is None
+    ranks.device = torch.device("cuda")
+    ranks._note_stuck([1])
+    lost = ranks.lost.failed
+    ranks.device = torch.device("cpu")
+    found = told(ranks.agree, "step")[:2]
+    shown = repr(ranks)
+    ranks.close()
+    return lost, found, shown

@@ -42,3 +42,11 @@ def test_what_waits_for_the_host_or_for_other_ranks_is_refused_inside_a_capture(
         found = answer.result
         assert {kind for kind, _ in found.values()} == {"CaptureError"}, found
         assert "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED" in found["barrier"][1]
+
+
+def test_a_capture_on_a_device_refuses_new_communicators_and_keeps_those_that_it_used():
+    for answer in run_ranks(2, rank_steps.watch_on_a_device):
+        (kind, text), labels = answer.result
+        assert kind == "CaptureError"
+        assert "has run a collective before" in text
+        assert labels == ["communicator '0' of 2 ranks"]

@@ -103,3 +103,41 @@ def test_closed_ranks_agree_on_nothing():
     assert kind == "LifecycleError"
     assert "closed" in text
     assert shown == "<Ranks 0 of 2, closed>"
+
+
+def test_what_cannot_be_joined_is_refused_by_name():
+    found, place = run_ranks(1, rank_steps.join_badly)[0].result
+    expected = {
+        "timeout": ("ConfigurationError", "timeout_seconds: expected a number above 0, got 0"),
+        "timeout kind": ("ConfigurationError", "timeout_seconds: expected a number above 0"),
+        "group": ("ConfigurationError", "group: expected a process group that this rank is in"),
+        "device": ("", ""),
+        "meta": ("ConfigurationError", "group: expected a backend for meta"),
+        "backend": ("ConfigurationError", "backend: expected one of ['nccl', 'gloo'], got 'mpi'"),
+        "nccl": ("DriverUnavailable", "backend 'nccl' is needed here"),
+        "local rank": ("ConfigurationError", "LOCAL_RANK: expected one of 1 devices, got 1"),
+        "no store": ("RankError", "rank 1 of 2: the ranks did not meet within 0.3 s"),
+        "not built": ("DriverUnavailable", "this torch was built without it"),
+    }
+    for name, (kind, text) in expected.items():
+        if name == "device":  # torch itself says that there is none
+            assert found[name][0] != "nothing"
+            continue
+        assert found[name][0] == kind, (name, found[name])
+        assert text in found[name][1]
+    assert place == "GPU-7"
+
+
+def test_a_store_whose_process_is_gone_is_told_as_such():
+    for answer in run_ranks(2, rank_steps.lose_the_store):
+        kind, text = answer.result
+        assert kind == "RankError"
+        assert "the store that the ranks met at does not answer" in text
+
+
+def test_a_rank_that_waits_on_a_gpu_for_one_that_failed_is_released():
+    lost, (kind, text), shown = run_ranks(2, rank_steps.be_stuck)[0].result
+    assert lost == (1,)
+    assert kind == "RankError"
+    assert "rank 1: failed while this rank waited" in text
+    assert shown == "<Ranks 0 of 2, not whole>"
