@@ -198,19 +198,6 @@ class GraphReuse(ReuseBooks):
             Exception: What the work or the driver raised, with a note that says what was decided.
                 The next call is right.
         """
-        if self._agreement is None:
-            return self._run(work, certificate, stream, phase, prompt_rows)
-        with self._agreement.step(work.identity):
-            return self._run(work, certificate, stream, phase, prompt_rows)
-
-    def _run(
-        self,
-        work: StepWork,
-        certificate: Certificate | None,
-        stream: Any,
-        phase: Phase | None,
-        prompt_rows: int,
-    ) -> StepResult:
         fast = self._fast.get((id(work), prompt_rows, phase))
         if (
             fast is not None

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from graphcore.parallel.communicators import warm_up
     from graphcore.parallel.expert_parallel import SpreadExperts, spread_experts
     from graphcore.parallel.rank_manifests import RankManifests
+    from graphcore.parallel.rank_reuse import RankReuse
     from graphcore.parallel.ranks import AgreementCost, Ranks
     from graphcore.parallel.sharded_model import load_sharded
     from graphcore.parallel.tensor_parallel import TensorParallelAR
@@ -21,6 +22,7 @@ __all__ = [
     "Agreed",
     "AgreementCost",
     "RankManifests",
+    "RankReuse",
     "Ranks",
     "SpreadExperts",
     "TensorParallelAR",
@@ -33,6 +35,7 @@ _homes = {
     "Agreed": "graphcore.parallel.agreement",
     "AgreementCost": "graphcore.parallel.ranks",
     "RankManifests": "graphcore.parallel.rank_manifests",
+    "RankReuse": "graphcore.parallel.rank_reuse",
     "Ranks": "graphcore.parallel.ranks",
     "SpreadExperts": "graphcore.parallel.expert_parallel",
     "TensorParallelAR": "graphcore.parallel.tensor_parallel",

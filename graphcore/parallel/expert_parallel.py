@@ -17,7 +17,6 @@ from typing import Any
 import torch
 
 from graphcore.errors import ConfigurationError, LifecycleError
-from graphcore.moe.graph_reuse import GraphReuse
 from graphcore.moe.layers.transformers_experts import BANKS, FoundExperts, find_experts
 from graphcore.moe.manifests.manifest import Manifest
 from graphcore.moe.models.accelerated_model import AcceleratedModel
@@ -27,8 +26,8 @@ from graphcore.moe.slots.slot_state import SlotFault
 from graphcore.moe.steps.callable_step import CallableStep
 from graphcore.parallel.expert_exchange import ExchangeTotals, ExpertExchange, check_capacity
 from graphcore.parallel.parallel_experts import ParallelExperts
-from graphcore.parallel.rank_agreement import RankAgreement
 from graphcore.parallel.rank_manifests import RankManifests
+from graphcore.parallel.rank_reuse import RankReuse
 from graphcore.parallel.ranks import Ranks
 from graphcore.parallel.sharded_model import facts_of
 
@@ -196,7 +195,7 @@ class SpreadExperts:
             groups.append(part)
         return replace(made, groups=tuple(groups))
 
-    def reuse(self, **options: Any) -> GraphReuse:
+    def reuse(self, **options: Any) -> RankReuse:
         """A GraphReuse whose every step is agreed on; its manifest is published on all ranks.
 
         Args:
@@ -214,14 +213,8 @@ class SpreadExperts:
             raise ConfigurationError(f"manifest: {published}")
         self.pool.ownership = manifests.ownership
         with self.ranks.together("GraphReuse"):
-            made = GraphReuse(
-                driver=self.driver,
-                pool=self.pool,
-                manifests=manifests,
-                rank=self.ranks.rank,
-                ranks=self.ranks.size,
-                agreement=RankAgreement(self.ranks),
-                **options,
+            made = RankReuse(
+                self.ranks, driver=self.driver, pool=self.pool, manifests=manifests, **options
             )
         facts = {"options": made.options.options, "driver": self.driver.name}
         facts |= {name: each for name, each in options.items() if name.startswith("max_")}

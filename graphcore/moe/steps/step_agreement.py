@@ -6,8 +6,6 @@ what is asked, and what an answer means for a decision.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Protocol
 
@@ -25,9 +23,6 @@ class StepAgreement(Protocol):
 
     Each raises RankError where another rank failed or is missing; nothing was launched then.
     """
-
-    def step(self, identity: Hashable) -> AbstractContextManager[None]:
-        """A block for one step: what it raises the others are told."""
 
     def at_once(self, *, is_ready: bool) -> bool:
         """Whether all ranks would replay what they replayed before; asked once a step."""

@@ -1,11 +1,15 @@
-"""RankAgreement: how the ranks that share experts agree on each step of a GraphReuse."""
+"""RankReuse: a GraphReuse whose every step the ranks that share experts agree on."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
+from graphcore.moe.graph_reuse import GraphReuse
 from graphcore.moe.steps.step_agreement import CHOICES
+from graphcore.moe.steps.step_record import StepResult
+from graphcore.moe.steps.step_work import StepWork
 from graphcore.parallel.ranks import Ranks
 
 _AT_ONCE, _LOOK = "at once", "look"
@@ -56,3 +60,21 @@ class RankAgreement:
             detail=problem,
         )
         return (problem or found.reason) if found.choice == _REFUSED else ""
+
+
+class RankReuse(GraphReuse):
+    """The :class:`GraphReuse` of one rank; every rank makes the same calls in the same order.
+
+    Args:
+        ranks: That share the experts.
+        options: As of :class:`GraphReuse`, but ``rank``, ``ranks`` and ``agreement``.
+    """
+
+    def __init__(self, ranks: Ranks, **options: Any) -> None:
+        self._asking = RankAgreement(ranks)
+        super().__init__(rank=ranks.rank, ranks=ranks.size, agreement=self._asking, **options)
+
+    def run(self, work: StepWork, *rest: Any, **options: Any) -> StepResult:
+        """As :meth:`GraphReuse.run`, on all ranks; what one raises the others are told."""
+        with self._asking.step(work.identity):
+            return super().run(work, *rest, **options)
