@@ -17,7 +17,7 @@ from graphcore.parallel.agreement import Proposal, State, telling
 
 def own_store(store: Any) -> Any:
     """A connection of one's own to ``store``: one that waits holds a lock."""
-    return store.clone() if hasattr(store, "clone") else store
+    return store.clone()
 
 
 class RankStore:
