@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from graphcore.driver.kernel import Kernel
     from graphcore.driver.lent_streams import StreamStore
     from graphcore.driver.streams import Event, Stream
+    from graphcore.driver.tensor_map import TensorMap
 
 CaptureMode = Literal["global", "thread_local", "relaxed"]
 
@@ -255,6 +256,14 @@ class Driver(ABC):
     @abstractmethod
     def function_info(self, function: FunctionHandle) -> FunctionInfo:
         """Name, parameter layout and home of a function, of any library's."""
+
+    @abstractmethod
+    def encode_tensor_map(self, tensor_map: TensorMap) -> bytes:
+        """The 128 bytes by which a kernel's copies of boxes know a tensor.
+
+        Raises:
+            CudaError: The driver refuses it.
+        """
 
     def kernel_of(self, function: FunctionHandle) -> Kernel | None:
         """The kernel that :meth:`function` loaded as ``function``; None for another's function.

@@ -12,11 +12,12 @@ from typing import Literal
 
 from graphcore.driver import Kernel, kernel
 from graphcore.driver.records import DeviceInfo, LaunchConfig
+from graphcore_kernels._gemm_warpgroup import WarpgroupShape, has_warpgroups, warpgroup_kernel
 from graphcore_kernels._module import load_through_cupy, read_source
 from graphcore_kernels.moe_grouped_gemm_reference import combine_reference, product_reference
 
 Layout = Literal["nk", "kn"]
-Way = Literal["direct", "flow", "stream", "tile"]
+Way = Literal["direct", "flow", "stream", "tile", "warpgroups"]
 
 THREADS = 256
 CHUNK_BYTES = 16
@@ -70,8 +71,9 @@ class Form:
         tokens: The most rows that a pass over the weights takes.
         way: All but "tile" take all rows of an expert, pass after pass: "direct" from memory into
             registers, "flow" through one ring of copies from the first expert to the last,
-            "stream" task by task. "tile" takes tiles.
+            "stream" task by task. "tile" and "warpgroups" take tiles.
         blocks: That a multiprocessor holds at once, where it has room.
+        shape: Of a form of warpgroups, which sm_90a has.
     """
 
     name: str
@@ -79,10 +81,12 @@ class Form:
     tokens: int
     way: Way
     blocks: int
+    shape: WarpgroupShape | None = None
 
     def tasks(self, rows: int, experts: int, columns: int) -> int:
         """The most tasks that ``rows`` rows of ``experts`` experts can make."""
-        most = min(rows, experts) + (rows // self.tokens if self.way == "tile" else 0)
+        has_tiles = self.way in {"tile", "warpgroups"}
+        most = min(rows, experts) + (rows // self.tokens if has_tiles else 0)
         return most * -(-columns // self.columns)
 
     def ring_bytes(self, capability: tuple[int, int]) -> int:
@@ -96,6 +100,9 @@ class Form:
 
     def config(self, rows: int, experts: int, columns: int, device: DeviceInfo) -> LaunchConfig:
         """The launch shape: as many blocks as are resident, fewer where there is less to do."""
+        tasks = self.tasks(rows, experts, columns)
+        if self.shape:
+            return self.shape.config(tasks, experts, device)
         held = self.blocks
         tables = 4 * (_WARPS + experts + 1)
         threads = THREADS
@@ -106,7 +113,7 @@ class Form:
         if self.way == "flow":
             tables = _FLOW_BYTES + _SHARE_BYTES * (experts + 1)
             threads = 32 * _FLOW_WARPS
-        blocks = min(held * device.multiprocessors, self.tasks(rows, experts, columns))
+        blocks = min(held * device.multiprocessors, tasks)
         shared = self.ring_bytes(device.capability) + tables
         return LaunchConfig((blocks, 1, 1), (threads, 1, 1), shared)
 
@@ -119,12 +126,21 @@ WIDE = Form("wide", 64, 32, way="stream", blocks=1)
 WIDE_16 = Form("wide", 64, 16, way="stream", blocks=1)
 TILE_64 = Form("tile64", 128, 64, way="tile", blocks=1)
 TILE_128 = Form("tile128", 128, 128, way="tile", blocks=1)
+WARPGROUPS = {
+    f"warpgroup{shape.tokens}": Form(
+        f"warpgroup{shape.tokens}", shape.columns, shape.tokens, way="warpgroups", blocks=1,
+        shape=shape,
+    )
+    for shape in (WarpgroupShape(128, 64, 8, 9), WarpgroupShape(128, 256, 32, 4))
+}  # fmt: skip
+# rows for each expert that has any, above which a form of warpgroups is faster, the widest first
+_LEAST_ROWS = {"warpgroup256": 64, "warpgroup64": 16}
 # rows for each expert that has any, up to which a form is chosen
 _MOST_ROWS = {"direct": 4, "flow": 64, "narrow": 4, "medium": 16, "wide": 32, "tile64": 96}
 
 
 def forms_of(arithmetic: str, layout: Layout) -> dict[str, Form]:
-    """The forms by name; F32 in more than one product per element leaves less room for sums."""
+    """The portable forms by name; F32 in more than one product an element leaves sums less room."""
     has_room = arithmetic not in {"ieee", "tf32x3"}
     forms = [WIDE if has_room else WIDE_16, TILE_64]
     if layout == "nk" and ITEMSIZES[arithmetic] == 2:
@@ -136,14 +152,29 @@ def forms_of(arithmetic: str, layout: Layout) -> dict[str, Form]:
     return {form.name: form for form in forms}
 
 
-def choose_form(rows: int, experts: int, arithmetic: str, layout: Layout) -> Form:
-    """The form for ``rows`` rows at most, shared by ``experts`` experts."""
+def choose_form(
+    rows: int, experts: int, arithmetic: str, layout: Layout, capability: tuple[int, int]
+) -> Form:
+    """The form for ``rows`` rows at most, shared by ``experts`` experts, on such a device."""
+    if has_warpgroups(arithmetic, layout, capability):
+        for name, least in _LEAST_ROWS.items():
+            if _rows_each(rows, experts) > least:
+                return WARPGROUPS[name]
+    return choose_portable_form(rows, experts, arithmetic, layout)
+
+
+def choose_portable_form(rows: int, experts: int, arithmetic: str, layout: Layout) -> Form:
+    """As :func:`choose_form`, of those forms that every device takes."""
     forms = forms_of(arithmetic, layout)
-    each = rows / max(1, min(rows, experts))
+    each = _rows_each(rows, experts)
     for name, most in _MOST_ROWS.items():
         if name in forms and each <= most:
             return forms[name]
     return list(forms.values())[-1]
+
+
+def _rows_each(rows: int, experts: int) -> float:
+    return rows / max(1, min(rows, experts))
 
 
 def combine_config(tokens: int, columns: int, multiprocessors: int) -> LaunchConfig:
@@ -195,6 +226,15 @@ def combine_source(element: str) -> str:
 
 def product_name(arithmetic: str, layout: Layout, form: Form) -> str:
     return f"moe_grouped_gemm_{arithmetic}_{layout}_{form.name}"
+
+
+def warpgroup_product(arithmetic: str, form: Form, *, has_pairs: bool, is_combined: bool) -> Kernel:
+    """The kernel of a form of warpgroups; one object for each choice."""
+    assert form.shape is not None
+    return warpgroup_kernel(
+        product_name(arithmetic, "nk", form), arithmetic, form.shape, _SIGNATURE,
+        product_reference, has_pairs=has_pairs, is_combined=is_combined,
+    )  # fmt: skip
 
 
 def product_kernel(

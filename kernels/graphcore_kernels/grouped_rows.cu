@@ -4,7 +4,9 @@
 // Counts, offsets and slots are read here, on the device, and believed only after they were looked
 // at: whatever they hold, no address outside the tensors comes of it.
 
+#ifndef THREADS
 #define THREADS 256
+#endif
 #define WARPS (THREADS / 32)
 
 enum Activation { NONE, SWIGLU_CONCAT, SWIGLU_INTERLEAVED };

@@ -18,14 +18,17 @@ from graphcore.resources.tensors import TensorRef, describe
 from graphcore_kernels._drivers import Operand, Place, choose_place, device_facts
 from graphcore_kernels._gemm_faults import GemmFault, read_fault
 from graphcore_kernels._gemm_forms import (
+    WARPGROUPS,
     Form,
     Layout,
     choose_form,
+    choose_portable_form,
     combine_config,
     combine_kernel,
     forms_of,
     places_bytes,
     product_kernel,
+    warpgroup_product,
 )
 from graphcore_kernels._gemm_operands import (
     WRITTEN,
@@ -36,6 +39,7 @@ from graphcore_kernels._gemm_operands import (
     measure,
     workspace_bytes,
 )
+from graphcore_kernels._gemm_warpgroup import encoded_maps, why_not_warpgroups
 from graphcore_kernels._module import load
 from graphcore_kernels._planned import KernelLaunch, Planned
 
@@ -100,20 +104,29 @@ class MoeGroupedGemm:
 
     @staticmethod
     def choose_form(
-        rows: int, experts: int, dtype: str, *, layout: Layout = "nk", precision: str = "ieee"
+        rows: int,
+        experts: int,
+        dtype: str,
+        *,
+        capability: tuple[int, int],
+        layout: Layout = "nk",
+        precision: str = "ieee",
     ) -> str:
         """The form that a product of these capacities takes where none is named.
 
-        For products that are done in parts and must have the bits of the whole.
+        For products that are done in parts and must have the bits of the whole. Only a product
+        whose operands warpgroups cannot take has another: see ``form`` of the call.
 
         Args:
             rows: Capacity in rows.
             experts: As many as offsets has, less one.
             dtype: Of x and the weights.
+            capability: Of the device, (major, minor), as ``Driver.device_info`` has it.
             layout: Of the weights.
             precision: Of float32.
         """
-        return choose_form(rows, experts, arithmetic_of(dtype, precision), layout).name
+        arithmetic = arithmetic_of(dtype, precision)
+        return choose_form(rows, experts, arithmetic, layout, capability).name
 
     def __call__(  # noqa: PLR0913  (each is a choice of its own)
         self,
@@ -174,6 +187,9 @@ class MoeGroupedGemm:
                 is greater, and never cleared. None allocates it.
             form: "direct", "flow", "narrow", "medium", "wide", "tile64" or "tile128" instead of
                 what suits the capacities. Every precision and layout has some of them.
+                "warpgroup64" and "warpgroup256" are for 16-bit elements in layout "nk" on devices
+                of capability (9, 0), rows of x and of the weights that share no memory, and with
+                an activation N a multiple of 16; they are taken unasked only where they can be.
             stream: Anything that is a stream. None: the capture under way on this thread, else
                 torch's or CuPy's current stream where the tensors are theirs, else the legacy one.
             driver: The driver to launch through. None: the stream's, the capture's or the device's.
@@ -234,9 +250,9 @@ class MoeGroupedGemm:
             if obj is not None or name in {"x", "weights", "offsets"}
         }
         sizes = measure(_refs(operands), Choices(activation, gate_up, layout, precision))
-        chosen = _form_of(sizes, form)
         place = choose_place(stream, tuple(operands.values()), driver)
         _check_device(place.driver)
+        chosen = _form_of(_refs(operands), sizes, form, device_facts(place.driver).capability)
         operands |= _allocate(operands, sizes, place)
         check_written(_refs(operands), sizes)
         launches = _launches(_refs(operands), sizes, chosen, place.driver)
@@ -255,9 +271,20 @@ def _refs(operands: Mapping[str, Operand]) -> dict[str, TensorRef]:
     return {name: operand.ref for name, operand in operands.items()}
 
 
-def _form_of(sizes: Sizes, name: str | None) -> Form:
+def _form_of(
+    refs: Mapping[str, TensorRef], sizes: Sizes, name: str | None, capability: tuple[int, int]
+) -> Form:
+    capacities = sizes.rows, sizes.experts, sizes.arithmetic, sizes.layout
     if name is None:
-        return choose_form(sizes.rows, sizes.experts, sizes.arithmetic, sizes.layout)
+        chosen = choose_form(*capacities, capability)
+        if chosen.shape and why_not_warpgroups(refs, sizes, capability):
+            return choose_portable_form(*capacities)
+        return chosen
+    if name in WARPGROUPS:
+        expected = why_not_warpgroups(refs, sizes, capability)
+        if expected:
+            raise ConfigurationError(f"form: {name!r}: expected {expected}")
+        return WARPGROUPS[name]
     forms = forms_of(sizes.arithmetic, sizes.layout)
     if name not in forms:
         raise ConfigurationError(
@@ -320,8 +347,16 @@ def _launches(
     if sizes.tokens:
         places = address["workspace"]
         products = places + places_bytes(sizes.rows)
-    product = product_kernel(sizes.arithmetic, sizes.layout, form, device.capability)
+    maps: tuple[bytes, ...] = ()
+    if form.shape:
+        product = warpgroup_product(
+            sizes.arithmetic, form, has_pairs=sizes.activation > 0, is_combined=sizes.tokens > 0
+        )
+        maps = encoded_maps(driver, refs, sizes, form.shape)
+    else:
+        product = product_kernel(sizes.arithmetic, sizes.layout, form, device.capability)
     arguments = product.pack(
+        *maps,
         address["x"], address["weights"], address["offsets"], address.get("slots", 0),
         address.get("gather", 0), address.get("scale", 0), address.get("scatter", 0), products,
         places, address["error"], _step(refs["x"], 0), _step(refs["weights"], 0),

@@ -16,7 +16,9 @@ from typing import Any
 from graphcore_kernels._module import read_source
 
 from graphcore.driver import Kernel
+from graphcore.driver.kernel import Parameter
 from graphcore.driver.records import LaunchConfig
+from graphcore.driver.tensor_map import TENSOR_MAP_BYTES
 
 _C_TYPES = {"i32": ctypes.c_int32, "i64": ctypes.c_int64}
 _HERE = Path(__file__).parent
@@ -27,7 +29,10 @@ class HostGemm:
 
     def __init__(self, compiler: str, folder: Path, kernels: Iterable[Kernel]) -> None:
         source, library = folder / "gemm_host.cpp", folder / "gemm_host.so"
-        text = (_HERE / "host_tensor_cores.cpp").read_text(encoding="utf-8")
+        text = "".join(
+            (_HERE / f"host_{name}.cpp").read_text(encoding="utf-8")
+            for name in ("tensor_cores", "warpgroups")
+        )
         source.write_text(text + "".join(map(_in_its_namespace, kernels)), encoding="utf-8")
         # longjmp between stacks is what the checks of fortified builds would stop
         flags = ["-std=c++17", "-O1", "-shared", "-fPIC", "-w", "-U_FORTIFY_SOURCE"]
@@ -55,7 +60,10 @@ class HostGemm:
         return int(self._library.count_copies())
 
     def copy_late(self, is_late: bool) -> None:
-        """Whether copies are made when they are waited for, or at once, as is the default."""
+        """Whether copies, and products of warpgroups, are made when they are waited for.
+
+        At once, as is the default, or as late as they may be.
+        """
         self._library.copy_late(ctypes.c_int(is_late))
 
     def run(
@@ -66,8 +74,7 @@ class HostGemm:
         ``grid`` blocks, whatever ``config`` says of them.
         """
         values = [
-            ctypes.c_void_p(value) if each.is_pointer else _C_TYPES[each.type](value)
-            for each, value in zip(kernel.parameters, arguments, strict=True)
+            _as_c(each, value) for each, value in zip(kernel.parameters, arguments, strict=True)
         ]
         getattr(self._library, f"run_{kernel.name}")(
             ctypes.c_int(grid),
@@ -77,9 +84,21 @@ class HostGemm:
         )
 
 
+class _Map(ctypes.Structure):
+    _fields_ = (("bytes", ctypes.c_ubyte * TENSOR_MAP_BYTES),)
+
+
+def _as_c(parameter: Parameter, value: Any) -> Any:
+    if parameter.is_pointer:
+        return ctypes.c_void_p(value)
+    if parameter.type.startswith("bytes:"):
+        return _Map.from_buffer_copy(value)
+    return _C_TYPES[parameter.type](value)
+
+
 def _in_its_namespace(kernel: Kernel) -> str:
     text = kernel.source
-    for stood_in_for in ("tensor_cores.cu", "arrivals.cu"):
+    for stood_in_for in ("tensor_cores.cu", "arrivals.cu", "warpgroups.cu"):
         text = text.replace(read_source(stood_in_for), "")
     defined = sorted(set(re.findall(r"^#define (\w+)", text, re.MULTILINE)))
     parameters = ", ".join(_declare(each.type, each.name) for each in kernel.parameters)
@@ -95,6 +114,8 @@ def _in_its_namespace(kernel: Kernel) -> str:
 
 
 def _declare(kind: str, name: str) -> str:
+    if kind.startswith("bytes:"):
+        return f"TensorMap {name}"
     for ours, theirs in (("i32", "int"), ("i64", "i64"), ("f32", "float")):
         kind = kind.replace(ours, theirs)
     return f"{kind} {name}"

@@ -133,7 +133,7 @@ static void run_block() {
 
 static const int SHARED_BYTES = 232448;  // the most that a listed device gives a block
 static int shared_chunks;                // of this launch
-static Chunk shared_memory[SHARED_BYTES / 16];
+alignas(1024) static Chunk shared_memory[SHARED_BYTES / 16];
 
 struct Range {
     const char *begin, *end;

@@ -9,11 +9,18 @@ import sys
 import traceback
 import types
 
-from helpers import stub_cases_bodies, stub_cases_calls, stub_cases_nodes, stub_cases_runs
+from helpers import (
+    stub_cases_bodies,
+    stub_cases_calls,
+    stub_cases_maps,
+    stub_cases_nodes,
+    stub_cases_runs,
+)
 
+MODULES = (stub_cases_calls, stub_cases_nodes, stub_cases_runs, stub_cases_bodies, stub_cases_maps)
 CASES = {
     name: case
-    for module in (stub_cases_calls, stub_cases_nodes, stub_cases_runs, stub_cases_bodies)
+    for module in MODULES
     for name, case in vars(module).items()
     if isinstance(case, types.FunctionType) and case.__module__ == module.__name__
 }

@@ -90,6 +90,24 @@ int cuGetProcAddress_v2(const char *name, void **function, int version, uint64_t
     return cuGetProcAddress(name, function, version, flags, status);
 }
 
+/* ---- tensor maps: the address first, as devices have it ---- */
+CALL(cuTensorMapEncodeTiled, uint64_t *map, int type, U axes, uint64_t address, const uint64_t *sizes,
+     const uint64_t *steps, const U *box, const U *every, int interleave, int swizzle, int promotion,
+     int fill) {
+    ENTER;
+    if ((uintptr_t)map % 64) return INVALID_VALUE;
+    memset(map, 0, 128);
+    map[0] = address;
+    map[1] = type | axes << 8 | interleave << 16 | swizzle << 20 | promotion << 24 | fill << 28;
+    for (U i = 0; i < axes; i++) {
+        map[2 + i] = sizes[i];
+        if (i) map[6 + i] = steps[i - 1];
+        map[11] |= (uint64_t)box[i] << 10 * i;
+        map[12] |= (uint64_t)every[i] << 10 * i;
+    }
+    return 0;
+}
+
 /* ---- device ---- */
 NOTHING(cuInit, U flags)
 /* NVRTC looks for this one and takes no for an answer */

@@ -7,9 +7,11 @@ import re
 import pytest
 from graphcore_kernels._gemm_forms import (
     ARITHMETIC,
+    WARPGROUPS,
     combine_kernel,
     forms_of,
     product_kernel,
+    warpgroup_product,
 )
 from graphcore_kernels._module import read_source
 from graphcore_kernels.copy_plan import CopyForm
@@ -201,6 +203,45 @@ def test_every_grouped_product_compiles_without_a_spill(nvrtc, architecture, kin
     check_gemm(nvrtc, architecture, *kind)
 
 
+def check_warpgroups(nvrtc, arithmetic, form, **choice) -> None:
+    kernel = warpgroup_product(arithmetic, WARPGROUPS[form], **choice)
+    code, cubin, log = compile_source(nvrtc, kernel.source, *kernel.options, "-Xptxas=-v")
+    assert code == 0, log
+    # such as registers that are not given and taken, or products that wait for each other
+    assert "warning" not in log
+    assert "setmaxnreg" not in log
+    assert "wgmma" not in log
+    assert kernel.name.encode() + b"\0" in cubin
+    usage = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+)", log)
+    assert usage == [("0", "0", "0")]
+
+
+@pytest.mark.parametrize("has_pairs", [False, True], ids=["plain", "pairs"])
+def test_the_hot_products_of_warpgroups_compile_without_a_spill(nvrtc, has_pairs):
+    form = "warpgroup256" if has_pairs else "warpgroup64"
+    check_warpgroups(nvrtc, "bf16", form, has_pairs=has_pairs, is_combined=not has_pairs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_combined", [False, True], ids=["out", "combined"])
+@pytest.mark.parametrize("has_pairs", [False, True], ids=["plain", "pairs"])
+@pytest.mark.parametrize("form", WARPGROUPS)
+@pytest.mark.parametrize("arithmetic", ["bf16", "f16"])
+def test_every_product_of_warpgroups_compiles_without_a_spill(
+    nvrtc, arithmetic, form, has_pairs, is_combined
+):
+    check_warpgroups(nvrtc, arithmetic, form, has_pairs=has_pairs, is_combined=is_combined)
+
+
+def test_warpgroups_are_refused_by_another_compiler_target(nvrtc):
+    kernel = warpgroup_product(
+        "bf16", WARPGROUPS["warpgroup64"], has_pairs=False, is_combined=False
+    )
+    code, _, log = compile_source(nvrtc, kernel.source, "-arch=sm_90")
+    assert code
+    assert "sm_90a" in log
+
+
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("element", ["bf16", "f16", "ieee"])
 def test_combining_compiles_without_a_spill(nvrtc, architecture, element):
@@ -218,11 +259,13 @@ def test_combining_compiles_without_a_spill(nvrtc, architecture, element):
     [
         product_kernel("bf16", "nk", forms_of("bf16", "nk")["direct"], (9, 0)),
         combine_kernel("bf16"),
+        warpgroup_product("bf16", WARPGROUPS["warpgroup64"], has_pairs=False, is_combined=False),
     ],
-    ids=["product", "combine"],
+    ids=["product", "combine", "warpgroups"],
 )
 def test_the_grouped_product_has_the_parameters_that_its_signature_says(nvrtc, kernel):
-    code, ptx, log = compile_source(nvrtc, kernel.source, "-arch=compute_90")
+    virtual = "compute_90a" if kernel.options else "compute_90"
+    code, ptx, log = compile_source(nvrtc, kernel.source, f"-arch={virtual}")
     assert code == 0, log
     entries = dict(re.findall(r"\.entry (\w+)\((.*?)\)", ptx.decode(), re.DOTALL))
     sizes = [parameter_size(text) for text in entries[kernel.name].split(",")]

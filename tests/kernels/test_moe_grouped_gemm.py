@@ -237,14 +237,17 @@ def test_no_rows_means_no_launch(graphcore_driver):
 @pytest.mark.parametrize("arithmetic", ARITHMETIC)
 def test_the_form_follows_the_rows_that_an_expert_can_have(arithmetic, layout):
     counts = (8, 2048, 4096, 8192, 131072)
-    names = [choose_form(rows, 128, arithmetic, layout).name for rows in counts]
+    names = [choose_form(rows, 128, arithmetic, layout, (8, 0)).name for rows in counts]
+    on_hopper = [choose_form(rows, 128, arithmetic, layout, (9, 0)).name for rows in counts]
     large = "tile64" if arithmetic == "tf32x3" else "tile128"
     if arithmetic in {"bf16", "f16"} and layout == "nk":
         assert names == ["direct", "flow", "flow", "flow", large]
+        assert on_hopper == ["direct", "flow", "warpgroup64", "warpgroup64", "warpgroup256"]
         return
     medium = "wide" if arithmetic in {"ieee", "tf32x3"} else "medium"
     few = ["narrow", medium] if layout == "nk" else ["wide", "wide"]
     assert names == [*few, "wide", "tile64", large]
+    assert on_hopper == names
 
 
 # of a block at most, by compute capability (CUDA C++ programming guide)

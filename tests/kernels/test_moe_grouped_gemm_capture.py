@@ -38,9 +38,14 @@ def replay(driver, stream, made, operands) -> None:
     stream.synchronize()
 
 
-@pytest.mark.parametrize("form", ["direct", "flow", "tile64", "tile128"])
+FORMS = ["direct", "flow", "tile64", "tile128", "warpgroup64", "warpgroup256"]
+
+
+@pytest.mark.parametrize("form", FORMS)
 def test_one_executable_follows_counts_slots_and_data(graphcore_driver, form):
     driver = graphcore_driver
+    if form.startswith("warpgroup") and driver.device_info().capability != (9, 0):
+        pytest.skip("a device of another capability than (9, 0)")
     with (
         placed(driver, CASE) as operands,
         driver.stream() as stream,

@@ -8,21 +8,28 @@ from dataclasses import replace
 import numpy
 import pytest
 from graphcore_kernels import Fault, GemmFault, read_fault
-from graphcore_kernels._gemm_forms import combine_kernel, forms_of, product_kernel
+from graphcore_kernels._gemm_forms import (
+    WARPGROUPS,
+    combine_kernel,
+    forms_of,
+    product_kernel,
+    warpgroup_product,
+)
 from helpers.gemm_problems import CASES, Case, decode, every_type, placed, poison
 from helpers.host_gemm import HostGemm
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from graphcore.driver import open_driver
+from graphcore.driver import Kernel, open_driver
 
 # one of each way that fragments are read and made; the rest are the slow test's
 FAST = [
     ("bf16", "nk", "direct"), ("bf16", "nk", "flow"), ("bf16", "kn", "wide"),
     ("bf16", "nk", "tile64"), ("bf16", "kn", "tile128"), ("ieee", "nk", "narrow"),
     ("ieee", "kn", "wide"), ("ieee", "kn", "tile64"), ("tf32x3", "nk", "wide"),
-    ("tf32x3", "kn", "tile64"),
+    ("tf32x3", "kn", "tile64"), ("bf16", "nk", "warpgroup64"), ("f16", "nk", "warpgroup256"),
 ]  # fmt: skip
+BY_WARPGROUPS = FAST[-2:]
 EVERY = [
     (arithmetic, layout, form)
     for arithmetic in ("bf16", "f16", "ieee", "tf32x3", "tf32")
@@ -35,14 +42,21 @@ DTYPES = {"bf16": "bfloat16", "f16": "float16"}
 ROOMY, TIGHT = (9, 0), (8, 6)
 
 
+def products_of(arithmetic, layout, form, capability) -> list[Kernel]:
+    if form in WARPGROUPS:
+        return [
+            warpgroup_product(arithmetic, WARPGROUPS[form], has_pairs=pairs, is_combined=combined)
+            for pairs in (False, True)
+            for combined in (False, True)
+        ]
+    return [product_kernel(arithmetic, layout, forms_of(arithmetic, layout)[form], capability)]
+
+
 def build(folder, chosen, capability=ROOMY) -> HostGemm:
     compiler = shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
         pytest.skip("no C++ compiler: neither g++ nor clang++ is on the path")
-    products = [
-        product_kernel(arithmetic, layout, forms_of(arithmetic, layout)[form], capability)
-        for arithmetic, layout, form in chosen
-    ]
+    products = [each for kind in chosen for each in products_of(*kind, capability)]
     combines = {combine_kernel(arithmetic) for arithmetic, _, _ in chosen}
     return HostGemm(compiler, folder, [*products, *combines])
 
@@ -108,7 +122,7 @@ def test_the_source_does_more_than_one_tile_of_everything(host, kind):
     check(host, of(case, *kind), grid=7)
 
 
-@pytest.mark.parametrize("kind", names(FAST[:4]))
+@pytest.mark.parametrize("kind", names([*FAST[:4], *BY_WARPGROUPS]))
 def test_any_number_of_blocks_gives_the_same_bits(host, kind):
     case = of(Case((5, 0, 70, 2), columns=136, choices=1, has_scale=True), *kind)
     seen = set()
@@ -168,7 +182,7 @@ BAD_TABLES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", names(FAST[:4]))
+@pytest.mark.parametrize("kind", names([*FAST[:4], *BY_WARPGROUPS]))
 @pytest.mark.parametrize("name", BAD_TABLES)
 def test_bad_tables_read_and_write_nothing_outside(host, kind, name):
     tables, told = BAD_TABLES[name]
@@ -209,7 +223,7 @@ def tables(draw: st.DrawFn) -> dict[str, numpy.ndarray]:
     return {name: numpy.array(values, numpy.int32) for name, values in made.items()}
 
 
-@pytest.mark.parametrize("kind", names(FAST[:4]))
+@pytest.mark.parametrize("kind", names([*FAST[:4], *BY_WARPGROUPS]))
 @given(tables=tables(), choices=st.sampled_from([0, 2, 3]))
 @settings(
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
@@ -232,6 +246,49 @@ def test_whatever_the_tables_hold_source_and_reference_agree(host, kind, tables,
         got = decode(operands.read("out"), operands.problem.case.dtype)
         wanted = decode(expected, operands.problem.case.dtype)
         assert numpy.allclose(got, wanted, rtol=2e-2, atol=2e-2, equal_nan=True)
+
+
+BLOCKS = {
+    "of every size": Case(tuple(range(1, 290, 36)), columns=40, depth=72),
+    "of panels": Case((2100, 0, 40), columns=136, depth=8),
+    "of pairs, gathered and scaled": Case(
+        (300, 0, 33, 64, 2, 31), columns=272, depth=72, activation="swiglu", has_gather=True,
+        has_scale=True,
+    ),
+    "of pairs in turn": Case((70, 3), columns=160, depth=136, activation="swiglu",
+                             gate_up="interleaved"),
+    "combined": Case(
+        (260, 0, 33, 3), columns=136, depth=200, choices=2, has_gather=True, has_scale=True,
+        pitch=8,
+    ),
+    "of odd columns": Case((40, 70), columns=77, depth=72),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", names(BY_WARPGROUPS))
+@pytest.mark.parametrize("is_late", [False, True], ids=["at once", "late"])
+@pytest.mark.parametrize("name", BLOCKS)
+def test_blocks_of_warpgroups_are_right_whenever_copies_and_products_are_done(
+    host, name, is_late, kind
+):
+    host.copy_late(is_late)
+    try:
+        check(host, of(BLOCKS[name], *kind), grid=5)
+    finally:
+        host.copy_late(False)
+
+
+@pytest.mark.parametrize("kind", names(BY_WARPGROUPS))
+def test_a_rows_bits_do_not_depend_on_the_size_of_its_block(host, kind):
+    case = of(Case((270,), has_slots=False, columns=40, depth=136), *kind)
+    with placed(open_driver("emulated"), case) as operands:
+        run(host, operands, 2)
+        whole = operands.read("out")
+        for count in (20, 70, 110, 140, 256):
+            operands.change("offsets", numpy.array([0, count], numpy.int32))
+            operands.change("out", poison(whole.shape, case.dtype))
+            run(host, operands, 2)
+            assert operands.read("out")[:count].tobytes() == whole[:count].tobytes()
 
 
 def test_a_weight_is_read_once_where_rows_are_few(host):

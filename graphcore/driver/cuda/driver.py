@@ -15,6 +15,7 @@ from graphcore.driver.cuda.context import PrimaryContext, in_context
 from graphcore.driver.cuda.executables import ExecutableCalls
 from graphcore.driver.cuda.memory import MemoryCalls
 from graphcore.driver.cuda.streams import StreamCalls
+from graphcore.driver.cuda.tensor_maps import TensorMapCalls
 from graphcore.driver.cuda.versions import EntryPoints, cuda
 from graphcore.driver.records import DeviceInfo
 
@@ -26,7 +27,7 @@ _SHARED_BYTES = _attribute.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
 _NAME_BYTES = 256
 
 
-class CudaDriver(StreamCalls, MemoryCalls, CaptureCalls, ExecutableCalls):
+class CudaDriver(StreamCalls, MemoryCalls, CaptureCalls, ExecutableCalls, TensorMapCalls):
     """A CUDA device through its driver API.
 
     Args:

@@ -81,23 +81,23 @@ class EntryPoints:
 
     def __init__(self, version: int) -> None:
         pointer, count = ctypes.c_void_p, ctypes.POINTER(ctypes.c_size_t)
-        self.update = _entry_point(
+        self.update = entry_point(
             "cuGraphExecUpdate", 12000, pointer, pointer, ctypes.POINTER(UpdateInfo)
         )
         # for repeated calls: with declared types ctypes converts each argument at each call, which
         # costs more than the call; these take what :func:`argument` made once
-        self.prepared_update = _entry_point("cuGraphExecUpdate", 12000)
-        self.prepared_node = _entry_point("cuGraphExecKernelNodeSetParams", 12000)
-        self.prepared_kernel = _entry_point("cuGraphKernelNodeSetParams", 12000)
-        self.prepared_launch = _entry_point("cuGraphLaunch", 10000)
-        self.kernel_launch = _entry_point("cuLaunchKernelEx", 11060)
-        self.nodes = _entry_point("cuGraphGetNodes", 10000, pointer, pointer, count)
-        self.edges = _entry_point(
+        self.prepared_update = entry_point("cuGraphExecUpdate", 12000)
+        self.prepared_node = entry_point("cuGraphExecKernelNodeSetParams", 12000)
+        self.prepared_kernel = entry_point("cuGraphKernelNodeSetParams", 12000)
+        self.prepared_launch = entry_point("cuGraphLaunch", 10000)
+        self.kernel_launch = entry_point("cuLaunchKernelEx", 11060)
+        self.nodes = entry_point("cuGraphGetNodes", 10000, pointer, pointer, count)
+        self.edges = entry_point(
             "cuGraphGetEdges", 13000, pointer, pointer, pointer, pointer, count
         )
-        self.kernel_attribute = _entry_point("cuGraphKernelNodeGetAttribute", 11080)
-        self.node_type = _entry_point("cuGraphNodeGetType", 10000)
-        self.kernel_params = _entry_point("cuGraphKernelNodeGetParams", 12000)
+        self.kernel_attribute = entry_point("cuGraphKernelNodeGetAttribute", 11080)
+        self.node_type = entry_point("cuGraphNodeGetType", 10000)
+        self.kernel_params = entry_point("cuGraphKernelNodeGetParams", 12000)
         self.has_node_params = version >= 13020 and hasattr(cuda, "cuGraphNodeGetParams")
 
 
@@ -105,7 +105,7 @@ argument = ctypes.c_void_p.from_param
 """A handle or address as an argument of prepared calls."""
 
 
-def _entry_point(name: str, version: int, *types: Any) -> Any:
+def entry_point(name: str, version: int, *types: Any) -> Any:
     code, address, *_ = cuda.cuGetProcAddress(name.encode(), version, 0)
     if code or not address:
         raise DriverUnavailable(f"the CUDA driver offers no {name} of version {version}")

@@ -41,6 +41,7 @@ from graphcore.driver.records import (
     NodeHandle,
     StreamHandle,
 )
+from graphcore.driver.tensor_map import TensorMap
 from graphcore.errors import ConfigurationError
 
 _ONE_THREAD = LaunchConfig((1, 1, 1), (1, 1, 1))
@@ -267,6 +268,9 @@ class EmulatedDriver(GraphCalls):
         functions = self._machine.functions
         function = functions.loaded(kernel, self.device) or functions.load(kernel, self.device)
         return function.handle
+
+    def encode_tensor_map(self, tensor_map: TensorMap) -> bytes:
+        return tensor_map.packed()
 
     @entry("cuFuncGetParamInfo")
     def function_info(self, function: FunctionHandle) -> FunctionInfo:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from graphcore.driver import Driver, Kernel
 from graphcore.driver.records import FunctionHandle, LaunchConfig, StreamHandle
+from graphcore.driver.tensor_map import TENSOR_MAP_TYPE
 
 _FIRST = 1 << 56
 _STEP = 1 << 44
@@ -29,7 +30,8 @@ class KernelCall:
     Args:
         kernel: To launch.
         config: Its launch shape.
-        arguments: Packed; of a pointer to a place they have no meaning.
+        arguments: Packed; the first word of one that points at a place has no meaning. The rest of
+            a tensor map stays.
         pointers: (index of the argument, number of the place, offset in it).
     """
 
@@ -45,7 +47,9 @@ class KernelCall:
         """The call whose packed ``arguments`` point at places, which are found."""
         found = []
         for index, parameter in enumerate(kernel.parameters):
-            address = int.from_bytes(arguments[index], "little") if parameter.is_pointer else 0
+            if not (parameter.is_pointer or parameter.type == TENSOR_MAP_TYPE):
+                continue
+            address = int.from_bytes(arguments[index][:_POINTER_BYTES], "little")
             if address >= _FIRST:
                 found.append((index, *divmod(address - _FIRST, _STEP)))
         return cls(kernel, config, arguments, tuple(found))
@@ -60,7 +64,7 @@ class KernelCall:
         left = []
         for index, number, offset in self.pointers:
             if number in addresses:
-                arguments[index] = _pointer(addresses[number] + offset)
+                arguments[index] = _pointed(arguments[index], addresses[number] + offset)
             else:
                 left.append((index, number, offset))
         return KernelCall(self.kernel, self.config, tuple(arguments), tuple(left))
@@ -79,9 +83,10 @@ class KernelCall:
         """
         arguments = list(self.arguments)
         for index, number, offset in self.pointers:
-            arguments[index] = _pointer(addresses[number] + offset)
+            arguments[index] = _pointed(arguments[index], addresses[number] + offset)
         driver.launch(function, self.config, arguments, stream)
 
 
-def _pointer(address: int) -> bytes:
-    return address.to_bytes(_POINTER_BYTES, "little")
+def _pointed(argument: bytes, address: int) -> bytes:
+    """A pointer, or a tensor map, to ``address``."""
+    return address.to_bytes(_POINTER_BYTES, "little") + argument[_POINTER_BYTES:]

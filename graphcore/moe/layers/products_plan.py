@@ -77,12 +77,13 @@ class ProductsSizes:
         """Whether every route has a slot, whoever the routes name."""
         return slots_needed(self.rows * self.top_k, self.experts) <= self.slots
 
-    def part(self, rows: int) -> ProductsSizes:
+    def part(self, rows: int, capability: tuple[int, int]) -> ProductsSizes:
         """Those of ``rows`` of these rows, in the form of all, so that their bits are the same."""
         form = moe_grouped_gemm.choose_form(
             self.rows * self.top_k,
             self.experts,
             self.dtype,
+            capability=capability,
             layout=self.options.layout,
             precision=self.options.precision,
         )

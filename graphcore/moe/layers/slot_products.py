@@ -206,7 +206,8 @@ class SlotProducts:
             return [self._ready_for(sizes)]
         most = sizes.most_rows
         counts = [most] * (sizes.rows // most) + [sizes.rows % most] * bool(sizes.rows % most)
-        return [self._ready_for(sizes.part(count)) for count in counts]
+        capability = self._plans.driver.device_info().capability
+        return [self._ready_for(sizes.part(count, capability)) for count in counts]
 
     def _ready_for(self, sizes: ProductsSizes) -> ReadyProducts:
         ready = self._ready.get(sizes)

@@ -255,7 +255,12 @@ class StagedProducts:
         if static["error"].is_closed:
             raise LifecycleError("staged experts: expected them open, got them closed")
         form = moe_grouped_gemm.choose_form(
-            routes, sizes.experts, sizes.dtype, layout=options.layout, precision=options.precision
+            routes,
+            sizes.experts,
+            sizes.dtype,
+            capability=self.driver.device_info().capability,
+            layout=options.layout,
+            precision=options.precision,
         )
         return StagedPlanner(
             self._banks,

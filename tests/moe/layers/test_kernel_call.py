@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from graphcore.driver import Driver, kernel
+from graphcore.driver import Driver, kernel, open_driver
 from graphcore.driver.records import LaunchConfig
+from graphcore.driver.tensor_map import TENSOR_MAP_TYPE, TensorMap
 from graphcore.moe.layers.kernel_call import KernelCall, place_address
 from graphcore.resources.buffer import Buffer
 
@@ -33,6 +36,20 @@ def test_pointers_to_places_are_found_with_their_offsets_and_others_stay() -> No
     assert ADD.unpack(filled.arguments)[0].address == (1 << 20) + 8
     assert ADD.unpack(filled.arguments)[2].address == 4096
     assert call.pointers == ((0, 2, 8), (1, 0, 0)), "filling in makes another call"
+
+
+def test_a_tensor_map_of_a_place_is_filled_in_and_keeps_the_rest() -> None:
+    driver = open_driver("emulated")
+    takes_map = kernel("takes_map", f"{TENSOR_MAP_TYPE} map, bytes:16 other", "")
+    described = TensorMap(place_address(1) + 32, 2, (64, 9), (128,), (64, 8))
+    other = place_address(0).to_bytes(8, "little") * 2
+    call = KernelCall.over_places(
+        takes_map, CONFIG, takes_map.pack(driver.encode_tensor_map(described), other)
+    )
+    assert call.pointers == ((0, 1, 32),), "structures are no maps"
+    filled = call.filled({1: 1 << 20})
+    placed = replace(described, address=(1 << 20) + 32)
+    assert filled.arguments == (driver.encode_tensor_map(placed), other)
 
 
 @pytest.mark.parametrize("early", [{}, {0}, {0, 1, 2}], ids=["none", "one", "all"])

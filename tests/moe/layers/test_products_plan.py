@@ -62,7 +62,7 @@ def test_parts_of_a_step_have_its_forms_where_alone_they_would_have_others(
     plans: ProductsPlans,
 ) -> None:
     whole, alone = replace(SIZES, rows=200, slots=8), replace(SIZES, rows=2, slots=8)
-    part = plans.find(whole.part(2))
+    part = plans.find(whole.part(2, plans.driver.device_info().capability))
     assert part.sizes.rows == 2
     assert part.form == plans.find(whole).form != plans.find(alone).form
 

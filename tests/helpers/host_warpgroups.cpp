@@ -1,0 +1,263 @@
+// Stands in for warpgroups.cu on the host, behind host_tensor_cores.cpp. Swizzles are done on the
+// bits of addresses, as a device does them. Copies and products are done at once, or as late as
+// they may be: what is right must be right both ways.
+
+#define __grid_constant__
+#define TENSOR_MAP TensorMap
+
+static char* const ring_memory = (char*)shared_memory;
+
+static u32 shared_address(const void* at) { return (u32)((const char*)at - ring_memory); }
+
+// what the emulated driver packs
+struct TensorMap {
+    u64 address;
+    u32 axes, element;
+    u64 steps[4], sizes[5];
+    u32 box[5];
+    char filled[20];
+};
+
+static u32 swizzled(u32 address) { return address ^ (address >> 7 & 7) << 4; }
+
+static void wrong() { ++wrong_copies; }
+
+// ---- barriers in shared memory -----------------------------------------------------------------
+
+struct Bytes {
+    u32 to, count;
+    const char* from;  // none: zeros
+};
+
+struct SharedBarrier {
+    int arrivals = 0, left = 0, bytes = 0;
+    u32 phase = 0;
+    std::vector<Bytes> late;
+    std::vector<Copies> late_arrivals;  // of threads, behind their copies
+};
+static SharedBarrier shared_barriers[SHARED_BYTES / 8];
+
+static SharedBarrier& barrier_at(u32 address) {
+    if (address % 8 || address >= shared_chunks * 16u) wrong(), address = 0;
+    return shared_barriers[address / 8];
+}
+
+static void do_bytes(const Bytes& copy) {
+    if (copy.to + copy.count > shared_chunks * 16u) return wrong();
+    if (copy.from) memcpy(ring_memory + copy.to, copy.from, copy.count);
+    else memset(ring_memory + copy.to, 0, copy.count);
+}
+
+static void look(SharedBarrier& barrier) {
+    if (barrier.left || barrier.bytes) return;
+    barrier.left = barrier.arrivals;
+    barrier.phase ^= 1;
+}
+
+static void land(SharedBarrier& barrier) {
+    for (const auto& copies : barrier.late_arrivals) {
+        for (auto& copy : copies) copy();
+        --barrier.left;
+    }
+    barrier.late_arrivals.clear();
+    for (const Bytes& copy : barrier.late) {
+        do_bytes(copy);
+        barrier.bytes -= copy.count;
+    }
+    barrier.late.clear();
+}
+
+static void begin_barrier(u32 barrier, int arrivals) {
+    barrier_at(barrier) = SharedBarrier();
+    barrier_at(barrier).arrivals = barrier_at(barrier).left = arrivals;
+}
+
+static void publish_barriers() {}
+
+static void arrive(u32 at) {
+    SharedBarrier& barrier = barrier_at(at);
+    if (!barrier.left) wrong();
+    --barrier.left;
+    look(barrier);
+}
+
+static void arrive_expecting(u32 at, int bytes) {
+    barrier_at(at).bytes += bytes;
+    arrive(at);
+}
+
+static void wait_for(u32 at, u32 phase) {
+    SharedBarrier& barrier = barrier_at(at);
+    for (int turns = 0; barrier.phase == phase; ++turns) {
+        const bool has_late = !barrier.late.empty() || !barrier.late_arrivals.empty();
+        if (has_late && barrier.left == (int)barrier.late_arrivals.size()) {
+            land(barrier);
+            look(barrier);
+            continue;
+        }
+        if (turns > 1000000) abort();  // nobody will ever arrive
+        give_way();
+    }
+}
+
+static Barrier group_barriers[16];
+static void wait_for_warpgroup(int id) { wait_at(group_barriers[id], 128, 0); }
+
+// ---- copies ------------------------------------------------------------------------------------
+
+static void copy_tensor(u32 to, const TensorMap& map, const int (&at)[5], u32 barrier) {
+    if (to % 1024 || map.box[0] * map.element != 128) return wrong();
+    u32 row = 0;
+    SharedBarrier& told = barrier_at(barrier);
+    for (u32 n4 = 0; n4 < map.box[4]; ++n4)
+        for (u32 n3 = 0; n3 < map.box[3]; ++n3)
+            for (u32 n2 = 0; n2 < map.box[2]; ++n2)
+                for (u32 n1 = 0; n1 < map.box[1]; ++n1, ++row) {
+                    const i64 index[5] = {0, at[1] + n1, at[2] + n2, at[3] + n3, at[4] + n4};
+                    const char* from = (const char*)map.address;
+                    bool is_inside = true;
+                    for (int axis = 1; axis < 5; ++axis) {
+                        is_inside &= index[axis] >= 0 && index[axis] < (i64)map.sizes[axis];
+                        from += index[axis] * (i64)map.steps[axis - 1];
+                    }
+                    for (int chunk = 0; chunk < 8; ++chunk) {
+                        const i64 element = at[0] + chunk * 16 / (i64)map.element;
+                        const char* source = from + element * map.element;
+                        const bool is_valid = is_inside && element < (i64)map.sizes[0];
+                        bool is_known = !is_valid;
+                        for (const Range& range : readable)
+                            is_known |= source >= range.begin && source + 16 <= range.end;
+                        if (!is_known) wrong();
+                        copies += is_valid;
+                        const Bytes copy{swizzled(to + row * 128 + chunk * 16), 16,
+                                         is_valid && is_known ? source : nullptr};
+                        if (is_late) {
+                            told.late.push_back(copy);
+                        } else {
+                            do_bytes(copy);
+                            told.bytes -= 16;
+                        }
+                    }
+                }
+    look(told);
+}
+
+static void copy_box(
+    u32 to, const TensorMap& map, int k, int i, int j, int group, int slot, u32 barrier) {
+    if (map.axes != 5) wrong();
+    copy_tensor(to, map, {k, i, j, group, slot}, barrier);
+}
+
+static void copy_box(u32 to, const TensorMap& map, int k, int row, u32 barrier) {
+    if (map.axes != 2) wrong();
+    copy_tensor(to, map, {k, row, 0, 0, 0}, barrier);
+}
+
+static void copy_async(u32 to, const void* from, bool is_valid) {
+    if (to % 16) wrong();
+    is_valid = look_at_copy(from, is_valid);
+    const Bytes copy{to, 16, is_valid ? (const char*)from : nullptr};
+    if (is_late) begun[current].push_back([=] { do_bytes(copy); });
+    else do_bytes(copy);
+}
+
+static void arrive_after_copies(u32 at) {
+    if (!is_late) return arrive(at);
+    SharedBarrier& barrier = barrier_at(at);
+    if (barrier.left <= (int)barrier.late_arrivals.size()) wrong();
+    barrier.late_arrivals.push_back(begun[current]);
+    begun[current].clear();
+}
+
+static void show_tensor_cores() {}
+
+// ---- products ----------------------------------------------------------------------------------
+
+template <int COUNT>
+static void take_registers() {}
+template <int COUNT>
+static void give_registers() {}
+
+static int own_block() { return blockIdx.x; }
+static void begin_products() {}
+
+struct Product {
+    float* sum;
+    int count;
+    u64 a, b;
+    bool is_f16;
+};
+static std::vector<std::vector<Product>> products_under_way[BLOCK];
+static std::vector<Product> products_begun[BLOCK];
+
+static float element_of(u64 descriptor, int row, int k, bool is_f16) {
+    if (descriptor >> 62 != 1) wrong();
+    const u32 start = (descriptor & 0x3fff) << 4, group = (descriptor >> 32 & 0x3fff) << 4;
+    const u32 at = swizzled(start + row / 8 * group + row % 8 * 128 + k * 2);
+    if (at + 2 > shared_chunks * 16u) return wrong(), 0;
+    u16 half;
+    memcpy(&half, ring_memory + at, 2);
+    return is_f16 ? from_f16(half) : from_bf16(half);
+}
+
+static void do_product(const Product& product) {
+    const int lane = current % 32, warp = current / 32 % 4;
+    for (int i = 0; i < product.count; ++i) {
+        const int row = warp * 16 + lane / 4 + (i & 2 ? 8 : 0);
+        const int column = i / 4 * 8 + lane % 4 * 2 + i % 2;
+        double total = product.sum[i];
+        for (int k = 0; k < 16; ++k)
+            total += (double)element_of(product.a, row, k, product.is_f16) *
+                     element_of(product.b, column, k, product.is_f16);
+        product.sum[i] = total;
+    }
+}
+
+static void begin_product(const Product& product) {
+    if (is_late) products_begun[current].push_back(product);
+    else do_product(product);
+}
+
+// by the precision of the kernel's namespace
+#define multiply_warpgroup(sum, a, b) \
+    begin_product({sum, (int)(sizeof(sum) / sizeof(float)), a, b, GEMM_PRECISION == 1})
+#define to_pair(low, high)                                                                  \
+    (GEMM_PRECISION ? (u32)to_f16(high) << 16 | to_f16(low) : (u32)to_bf16(high) << 16 | to_bf16(low))
+
+static void commit_products() {
+    products_under_way[current].push_back(products_begun[current]);
+    products_begun[current].clear();
+}
+
+template <int LEFT>
+static void wait_for_products() {
+    auto& groups = products_under_way[current];
+    while ((int)groups.size() > LEFT) {
+        for (const Product& product : groups.front()) do_product(product);
+        groups.erase(groups.begin());
+    }
+}
+
+template <int COUNT>
+static void hold(float (&sum)[COUNT]) {
+    asm volatile("" ::"r"(sum) : "memory");
+}
+
+static u64 describe(u32 address) {
+    return (u64)((address & 0x3ffff) >> 4) | 1ull << 16 | 64ull << 32 | 1ull << 62;
+}
+
+// ---- finishing ---------------------------------------------------------------------------------
+
+static void store_turned(u32 to, u32 a, u32 b, u32 c, u32 d) {
+    u32(*all)[6] = show({a, b, c, d});
+    const int lane = current % WARP, block = lane / 8, row = lane % 8;
+    if (to % 16 || to + 16 > shared_chunks * 16u) return wrong();
+    for (int n = 0; n < 8; ++n) {
+        const u16 half = all[n * 4 + row / 2][block] >> row % 2 * 16;
+        memcpy(ring_memory + to + n * 2, &half, 2);
+    }
+}
+
+static float exponential(float value) { return expf(value); }
+static float reciprocal(float value) { return 1.0f / value; }

@@ -1,0 +1,189 @@
+"""The forms of warpgroups: what they take, when they are chosen, and that maps follow memory."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+from graphcore_kernels import moe_grouped_gemm
+from graphcore_kernels._gemm_forms import MOST_EXPERTS, WARPGROUPS
+from helpers.gemm_problems import Case, placed
+
+import graphcore
+from graphcore.driver import open_driver
+from graphcore.driver.records import DeviceInfo, KernelParams
+from graphcore.driver.tensor_map import TENSOR_MAP_BYTES, encoded_address
+from graphcore.errors import ConfigurationError
+from graphcore.resources.attribution import attribute
+from graphcore.resources.tensors import TensorRef, contiguous_strides
+
+MANY = Case((40, 0, 9, 23), columns=80, slack=4)
+
+
+def at(place: int, *shape: int, dtype: str = "bfloat16", **others) -> TensorRef:
+    """Memory of nobody: what is planned is never touched."""
+    options = {"address": 2**40 + place * 2**32, "strides": contiguous_strides(shape), **others}
+    itemsize = {"bfloat16": 2, "float16": 2, "float32": 4, "int32": 4}[dtype]
+    return TensorRef(shape=shape, dtype=dtype, itemsize=itemsize, device_kind="cpu", **options)
+
+
+def form_of(driver=None, **others) -> str:
+    """The form of a product of 96 rows, 3 experts, K 64, N 48."""
+    given = {
+        "x": at(0, 96, 64),
+        "weights": at(1, 5, 48, 64),
+        "offsets": at(2, 4, dtype="int32"),
+        "slots": at(3, 3, dtype="int32"),
+        "out": at(4, 96, 48),
+        "error": at(5, 1, dtype="int32"),
+        **others,
+    }
+    x, weights, offsets = (given.pop(name) for name in ("x", "weights", "offsets"))
+    driver = driver or open_driver("emulated")
+    return moe_grouped_gemm.plan(x, weights, offsets, driver=driver, **given).form.name
+
+
+def of_capability(monkeypatch, capability):
+    """An emulated driver of a device of another capability."""
+    driver = open_driver("emulated")
+    info = replace(driver.device_info(), capability=capability)
+    monkeypatch.setattr(type(driver), "device_info", lambda self: info)
+    return open_driver("emulated")
+
+
+UNSERVED = {
+    "F32": (
+        {"x": at(0, 96, 64, dtype="float32"), "weights": at(1, 5, 48, 64, dtype="float32"),
+         "out": at(4, 96, 48, dtype="float32")},
+        "expected bf16 or f16 in layout 'nk' on a device of (9, 0), "
+        "got ieee in layout 'nk' on one of (9, 0)", "wide",
+    ),
+    "the other layout": (
+        {"weights": at(1, 5, 64, 48), "layout": "kn"},
+        "expected bf16 or f16 in layout 'nk' on a device of (9, 0), "
+        "got bf16 in layout 'kn' on one of (9, 0)", "wide",
+    ),
+    "columns of no whole groups": (
+        {"weights": at(1, 5, 40, 64), "activation": "swiglu", "out": at(4, 96, 20)},
+        "expected N / 2 a multiple of 8 with an activation, got 20", "flow",
+    ),
+    "one row of x again and again": (
+        {"x": at(0, 96, 64, strides=(0, 1))},
+        "expected rows of x that share no memory, got strides (0, 1)", "flow",
+    ),
+    "one expert in every slot": (
+        {"weights": at(1, 5, 48, 64, strides=(0, 64, 1))},
+        "expected rows of weights that share no memory, got strides (0, 64, 1)", "flow",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNSERVED)
+def test_what_warpgroups_cannot_do_is_refused_by_name_and_done_otherwise_unasked(name):
+    given, message, other = UNSERVED[name]
+    with pytest.raises(ConfigurationError, match=re.escape(f"form: 'warpgroup64': {message}")):
+        form_of(form="warpgroup64", **given)
+    assert form_of(**given) == other
+
+
+def test_warpgroups_are_chosen_where_the_device_has_them(monkeypatch):
+    assert form_of() == "warpgroup64"
+    driver = of_capability(monkeypatch, (10, 0))
+    assert form_of(driver) == "flow"
+    with pytest.raises(ConfigurationError, match=re.escape("on one of (10, 0)")):
+        form_of(driver, form="warpgroup64")
+
+
+def test_rows_that_are_gathered_may_share_memory():
+    gathered = {"x": at(0, 96, 64, strides=(0, 1)), "gather": at(6, 96, dtype="int32")}
+    assert form_of(**gathered) == "warpgroup64"
+
+
+def test_the_public_choice_is_that_of_a_product():
+    for rows, experts in ((96, 3), (3, 3), (96, 96), (512, 3)):
+        given = {
+            "x": at(0, rows, 64), "out": at(4, rows, 48), "weights": at(1, experts, 48, 64),
+            "offsets": at(2, experts + 1, dtype="int32"), "slots": None,
+        }  # fmt: skip
+        chosen = moe_grouped_gemm.choose_form(rows, experts, "bfloat16", capability=(9, 0))
+        assert form_of(**given) == chosen
+        assert form_of(**given, form=chosen) == chosen
+
+
+@pytest.mark.parametrize("form", WARPGROUPS.values(), ids=WARPGROUPS)
+def test_the_shared_memory_of_most_experts_fits_the_device(form):
+    device = DeviceInfo(0, "any", (9, 0), 0, 132, (13, 0))
+    config = form.config(100_000, MOST_EXPERTS, 28672, device)
+    assert config.shared_bytes <= 227 * 1024
+    assert config.grid == (132, 1, 1)
+    assert form.config(1, 1, 8, device).grid == (1, 1, 1)
+
+
+def maps_of(graph) -> list[int]:
+    """The addresses in the maps of the product's node."""
+    node = next(each for each in graph.snapshot().walk() if isinstance(each.params, KernelParams))
+    arguments = node.params.arguments
+    assert [len(each) for each in arguments[:2]] == [TENSOR_MAP_BYTES] * 2
+    return [encoded_address(each) for each in arguments[:2]]
+
+
+def captured(driver, operands, **options):
+    with graphcore.capture(driver=driver) as capture:
+        for name in ("x", "weights"):
+            capture.keep(operands.refs[name], name)
+        operands.plan(form="warpgroup64", **options).launch()
+    return capture.graph
+
+
+def test_maps_follow_what_a_graph_is_rebound_to():
+    driver = open_driver("emulated")
+    with (
+        placed(driver, MANY) as operands,
+        placed(driver, MANY, seed=1) as others,
+        captured(driver, operands) as graph,
+        graph.instantiate() as made,
+        driver.stream() as stream,
+    ):
+        refs = operands.refs
+        assert maps_of(graph) == [refs["weights"].address, refs["x"].address]
+        outcome = made.rebind({name: others.refs[name] for name in ("x", "weights")})
+        assert outcome.words == {"x": 2, "weights": 2}
+        assert maps_of(made) == [others.refs["weights"].address, others.refs["x"].address]
+        for name in ("offsets", "slots"):
+            operands.change(name, others.problem.arrays[name])
+        made.launch(stream)
+        stream.synchronize()
+        others.problem.check(operands.read("out"))
+
+
+def test_a_map_is_told_as_an_operand_of_its_node():
+    driver = open_driver("emulated")
+    with placed(driver, MANY) as operands, captured(driver, operands) as graph:
+        names = {name: operands.refs[name] for name in ("x", "weights")}
+        found = {
+            (each.operand, str(each.place)): each.byte_offset
+            for each in attribute(graph.snapshot(), names)
+        }
+        assert found[("weights_map", "weights")] == found[("x_map", "x")] == 0
+        assert ("weights", "weights") in found
+        assert ("x", "x") in found
+
+
+def test_a_captured_graph_is_the_same_after_json():
+    driver = open_driver("emulated")
+    with placed(driver, MANY) as operands, captured(driver, operands) as graph:
+        snapshot = graph.snapshot()
+        read = graphcore.GraphSnapshot.from_json(snapshot.to_json())
+        assert not graphcore.diff(snapshot, read)
+        assert maps_of(graph)[0] == encoded_address(next(iter(read.walk())).params.arguments[0])
+
+
+def test_nothing_is_encoded_for_rows_that_no_box_copies():
+    driver = open_driver("emulated")
+    with placed(driver, replace(MANY, has_gather=True)) as operands:
+        for rows in (operands.refs["x"], replace(operands.refs["x"], shape=(0, MANY.depth))):
+            plan = operands.plan(form="warpgroup64", x=rows)
+            weights, x = plan.launches[0].arguments[:2]
+            assert encoded_address(weights) == operands.refs["weights"].address
+            assert x == bytes(TENSOR_MAP_BYTES)
