@@ -131,10 +131,10 @@ WARPGROUPS = {
         f"warpgroup{shape.tokens}", shape.columns, shape.tokens, way="warpgroups", blocks=1,
         shape=shape,
     )
-    for shape in (WarpgroupShape(128, 64, 8, 9), WarpgroupShape(128, 256, 32, 4))
+    for shape in (WarpgroupShape(256, 64, 8, 5), WarpgroupShape(128, 256, 32, 4))
 }  # fmt: skip
 # rows for each expert that has any, above which a form of warpgroups is faster, the widest first
-_LEAST_ROWS = {"warpgroup256": 64, "warpgroup64": 16}
+_LEAST_ROWS = {"warpgroup256": 40, "warpgroup64": 4}
 # rows for each expert that has any, up to which a form is chosen
 _MOST_ROWS = {"direct": 4, "flow": 64, "narrow": 4, "medium": 16, "wide": 32, "tile64": 96}
 
