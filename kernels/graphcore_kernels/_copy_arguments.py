@@ -53,6 +53,16 @@ def pack_shared(axes: PairedAxes, index_bits: int, offset_bits: int) -> bytes:
     )
 
 
+def few_rows(axes: PairedAxes) -> tuple[int, int, int, int, int]:
+    """(words of a row, multiplier and shift that divide by them, words to the next row: dst, src).
+
+    Of two axes, the faster of which runs through memory on both sides.
+    """
+    outer, inner = axes
+    divisor = magic(inner.size, 32)
+    return inner.size, divisor.magic, divisor.shift, outer.dst, outer.src
+
+
 def row_pieces(axes: PairedAxes, word: int) -> tuple[PairedAxes, int]:
     """(axes in bytes, the fastest of which counts pieces, bytes of a row).
 

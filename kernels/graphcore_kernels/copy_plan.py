@@ -33,6 +33,7 @@ from graphcore_kernels._axes import (
 from graphcore_kernels._boxes import Boxes, divide, pays
 from graphcore_kernels._copy_arguments import (
     MAX_AXES,
+    few_rows,
     find_repeat,
     pack_axes,
     pack_boxes,
@@ -45,6 +46,7 @@ _SECTOR = 32  # bytes: the least that memory moves at a time
 _LONG_ROW = 256  # bytes, from which on pieces of 16 are worth finding
 _PIECED = 2  # bytes of the widest word that moves slower than pieces do
 _SMALL = 2**16  # words that all threads of a small launch move at once
+_LARGE = 500_000_000  # bytes: copies from here on were measured with many blocks
 _MOST_WORDS = 2**31  # that 32-bit indices count
 
 
@@ -65,6 +67,7 @@ class CopyForm(Enum):
     CONTIGUOUS = "contiguous"
     ROWS = "rows"
     REPEAT = "repeat"
+    FEW = "few"
     TILE = "tile"
     SHARED = "shared"
     SPLIT = "split"
@@ -78,7 +81,8 @@ class CopyLayout:
         copy_class: What it looks like.
         form: CONTIGUOUS where one run of bytes is aligned alike on both sides, ROWS where runs
             are not aligned, REPEAT where 16-byte words are read once and written often, TILE where
-            boxes pass through shared memory, else SHARED where both sides have the same axes and
+            boxes pass through shared memory, FEW where few words make rows of one pitch on each
+            side, else SHARED where both sides have the same axes and
             SPLIT where each has its own, or common ones would be more than eight.
         word: Bytes that lie side by side, aligned, on both sides: 1, 2, 4, 8 or 16.
         index_bits: 32 where every index and offset fits, else 64.
@@ -108,6 +112,11 @@ class CopyLayout:
         return self.form is not CopyForm.TILE and self.count <= _SMALL
 
     @property
+    def is_large(self) -> bool:
+        """Whether so much moves that the start of many blocks is nothing against it."""
+        return self.head + self.count * self.word + self.tail >= _LARGE
+
+    @property
     def kernel_name(self) -> str:
         """The ``extern "C"`` name of the kernel that does it."""
         return kernel_name(self.form, self.word, self.index_bits)
@@ -131,6 +140,8 @@ class CopyLayout:
             pieces, row = row_pieces(axes, self.word)
             count = prod(axis.size for axis in pieces)
             return count, row, pack_shared(pieces, bits, 64), len(pieces)
+        if self.form is CopyForm.FEW:
+            return self.count, *few_rows(axes)
         if self.form is CopyForm.REPEAT:
             made = find_repeat(axes)
             assert made is not None
@@ -147,7 +158,9 @@ def kernel_name(form: CopyForm, word: int, index_bits: int) -> str:
     name = f"strided_copy_{form.value}"
     if form in (CopyForm.CONTIGUOUS, CopyForm.REPEAT):
         return name
-    return f"{name}_w{word}" if form is CopyForm.TILE else f"{name}_w{word}_i{index_bits}"
+    if form in (CopyForm.FEW, CopyForm.TILE):
+        return f"{name}_w{word}"
+    return f"{name}_w{word}_i{index_bits}"
 
 
 def _paired(dst: Axes, src: Axes) -> PairedAxes:
@@ -291,7 +304,13 @@ def _lay_out_strided(
             return made
     bits = 32 if _fits_32_bits(dst) and _fits_32_bits(src) else 64
     count = prod(axis.size for axis in dst)
+    if form is CopyForm.SHARED and bits == 32 and count <= _SMALL and _are_rows(dst, src):
+        form = CopyForm.FEW
     return CopyLayout(copy_class, form, word, bits, count, dst, src, *starts)
+
+
+def _are_rows(dst: Axes, src: Axes) -> bool:
+    return len(dst) == 2 and dst[-1].stride == src[-1].stride == 1
 
 
 def _special(

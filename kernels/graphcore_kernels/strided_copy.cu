@@ -1,9 +1,10 @@
 // strided_copy: moves elements between two strided layouts, word by word, whatever they mean.
 //
-// Six forms. contiguous: one run of bytes. shared: one set of axes, a stride of each side per axis.
-// split: each side has axes of its own, over the same row-major order of words. rows and repeat
-// (strided_copy_rows.cu): runs of bytes that begin anywhere; words that are read once and written
-// often. tile (strided_copy_boxes.cu): boxes that pass through shared memory, so that both sides
+// contiguous: one run of bytes. few: few words of rows, told by 40 bytes of arguments, since those are
+// most of what a short kernel waits for. shared: one set of axes, a stride of each side per axis.
+// split: each side has axes of its own, over the same row-major order of words. rows, packed and
+// repeat (strided_copy_rows.cu): runs of bytes that begin anywhere; such runs made one; words that are
+// read once and written often. tile (strided_copy_boxes.cu): boxes that pass through shared memory, so that both sides
 // move long runs. Grids and blocks are free: every kernel strides over its work, so the same launch
 // shape does any number of rows.
 // The host (copy_plan.py) guarantees aligned words, sides that do not overlap, and 1 to 8 axes.
@@ -156,6 +157,35 @@ __device__ __forceinline__ void move(
     for (; n < count; n += step) move_words<1>(dst, src, n, step, find);
 }
 
+// rows of words that lie side by side
+struct RowFinder {
+    using Place = i32;
+    u32 row, magic, shift;
+    i32 dst_stride, src_stride;  // from one row to the next
+
+    template <int COUNT>
+    __device__ __forceinline__ void operator()(
+        u32 n, u32 step, i32 (&dst)[COUNT], i32 (&src)[COUNT]) const {
+#pragma unroll
+        for (int j = 0; j < COUNT; ++j) {
+            const u32 at = n + j * step, outer = divide(at, magic, shift), inner = at - outer * row;
+            dst[j] = i32(inner) + i32(outer) * dst_stride;
+            src[j] = i32(inner) + i32(outer) * src_stride;
+        }
+    }
+};
+
+template <typename Word>
+__device__ __forceinline__ void move_few(
+    Word* __restrict__ dst, const Word* __restrict__ src, u32 count, const RowFinder& find) {
+    const u32 step = u32(words_at_once()), n = u32(first_word());
+    if (count > step) {
+        move(dst, src, count, find);
+    } else if (n < count) {
+        move_words<1>(dst, src, n, step, find);
+    }
+}
+
 __device__ __forceinline__ void move_run(
     u8* __restrict__ dst, const u8* __restrict__ src, u64 head, u64 count, u64 tail) {
     const u64 step = words_at_once();
@@ -188,6 +218,14 @@ __device__ __forceinline__ void move_run(
     extern "C" __global__ void __launch_bounds__(1024) strided_copy_contiguous(                 \
         void* dst, const void* src, u64 head, u64 count, u64 tail) {                            \
         move_run(static_cast<u8*>(dst), static_cast<const u8*>(src), head, count, tail);        \
+    }
+
+#define FEW_KERNEL(NAME, WORD)                                                                  \
+    extern "C" __global__ void __launch_bounds__(1024) NAME(                                    \
+        void* dst, const void* src, u32 count, u32 row, u32 magic, u32 shift, i32 dst_stride,   \
+        i32 src_stride) {                                                                       \
+        move_few(static_cast<WORD*>(dst), static_cast<const WORD*>(src), count,                 \
+                 RowFinder{row, magic, shift, dst_stride, src_stride});                         \
     }
 
 #define SHARED_KERNEL(NAME, WORD, INDEX, OFFSET)                                                \

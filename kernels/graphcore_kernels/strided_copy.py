@@ -39,6 +39,10 @@ _SHAPES = {
     CopyForm.SHARED: (4, 256),
     CopyForm.SPLIT: (4, 256),
 }
+_LARGE_SHAPES = {  # many blocks are begun in the order of addresses
+    CopyForm.CONTIGUOUS: (256, 256),
+    CopyForm.REPEAT: (64, 1024),
+}
 _WHOLE_ROWS = (1, 512)  # rows of words of 16 bytes: as contiguous
 _NARROW_ROWS = (8, 256)  # of narrower ones, more of which must be under way
 _SMALL = LaunchConfig((64, 1, 1), (256, 1, 1))  # small copies wait for all blocks to start
@@ -71,12 +75,15 @@ class CopyPlan(Planned):
     def config(self, driver: Driver) -> LaunchConfig:
         """The launch shape on the driver's device.
 
-        It depends on the kernel, the class, and whether the copy is small; not on sizes within.
+        It depends on the kernel, the class, and whether the copy is small or large; not on sizes
+        within.
         """
         layout = self.layout
         if layout.is_small:
             return _SMALL
         blocks, threads = _SHAPES[layout.form]
+        if layout.is_large:
+            blocks, threads = _LARGE_SHAPES.get(layout.form, (blocks, threads))
         if layout.form is CopyForm.SHARED and layout.copy_class is CopyClass.ROWS:
             blocks, threads = _WHOLE_ROWS if layout.word == WIDEST_WORD else _NARROW_ROWS
         return LaunchConfig((blocks * device_facts(driver).multiprocessors, 1, 1), (threads, 1, 1))
@@ -101,9 +108,11 @@ class StridedCopy:
 
         Elements go in row-major order of both shapes, so the shapes may differ (a reshaping copy)
         as long as they hold as many elements. On a device this is one kernel; in a capture one
-        kernel node, whose launch shape depends on the copy's class and on whether it is small (at
-        most 65536 words of those that move at once), and not on its sizes within. With no elements
-        nothing is launched and a capture gets no node.
+        kernel node, whose kernel and launch shape depend on the copy's class and on whether it is
+        small (at most 65536 words of those that move at once) or large (500 MB or more), and not
+        on its sizes within. Small rows of one pitch on each side have a kernel of their own, so
+        one more dimension that does not merge is another kernel too. With no elements nothing is
+        launched and a capture gets no node.
 
         Args:
             dst: Tensor to write: any shape and strides that give each element a place of its own.
@@ -162,6 +171,10 @@ def copy_kernel(form: CopyForm, word: int, index_bits: int) -> Kernel:
             (),
             "u32 count, u64 copies, i64 apart, i64 last, "
             f"bytes:{shared_bytes(32, 64)} axes, u32 rank",
+        ),
+        CopyForm.FEW: (
+            (name, _WORDS[word]),
+            "u32 count, u32 row, u32 magic, u32 shift, i32 dst_stride, i32 src_stride",
         ),
         CopyForm.TILE: ((name, _WORDS[word]), f"bytes:{boxes_bytes()} tile"),
         CopyForm.SHARED: (

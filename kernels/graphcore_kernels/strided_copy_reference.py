@@ -55,6 +55,11 @@ def reference(form: CopyForm, word: int, index_bits: int) -> Callable[..., None]
         furthest = Pointer(dst.address + last * word, dst.dtype)
         _view(furthest, word, sizes, dst_strides)[...] = words
 
+    def few(config: LaunchConfig, dst: Pointer, src: Pointer, *numbers: int) -> None:
+        count, row, _, _, dst_stride, src_stride = numbers
+        shape = count // row, row
+        _view(dst, word, shape, (dst_stride, 1))[...] = _view(src, word, shape, (src_stride, 1))
+
     def tile(config: LaunchConfig, dst: Pointer, src: Pointer, tile: bytes) -> None:
         _move_boxes(dst.address, src.address, tile, word)
 
@@ -83,6 +88,7 @@ def reference(form: CopyForm, word: int, index_bits: int) -> Callable[..., None]
         CopyForm.CONTIGUOUS: contiguous,
         CopyForm.ROWS: rows,
         CopyForm.REPEAT: repeat,
+        CopyForm.FEW: few,
         CopyForm.TILE: tile,
         CopyForm.SHARED: shared,
         CopyForm.SPLIT: split,

@@ -141,10 +141,11 @@ def test_the_same_copy_is_planned_once():
     assert lay_out(sides, sides, 4, 0, 0) is lay_out(sides, sides, 4, 0, 0)
 
 
-def test_row_counts_change_neither_class_nor_kernel():
+@pytest.mark.parametrize("row_counts", [(2, 64, 4000), (5000, 100_000)], ids=["small", "not"])
+def test_row_counts_change_neither_class_nor_kernel(row_counts):
     layouts = [
         lay_out_pair(Pair(like(lambda a: a[:, :64], rows, 72), dense(rows, 64)))
-        for rows in (2, 64, 100_000)
+        for rows in row_counts
     ]
     assert len({(layout.copy_class, layout.kernel_name) for layout in layouts}) == 1
 
@@ -226,7 +227,7 @@ def test_no_elements_is_a_class_of_its_own():
 @pytest.mark.parametrize("form", [CopyForm.SHARED, CopyForm.SPLIT])
 @pytest.mark.parametrize("bits", [32, 64])
 def test_packed_axes_have_the_size_that_the_signature_names(form, bits):
-    name = "short rows" if form is CopyForm.SHARED else "reshape without common axes"
+    name = "every second column" if form is CopyForm.SHARED else "reshape without common axes"
     layout = replace(lay_out_pair(CASES[name]), index_bits=bits)
     assert layout.form is form
     size_of = shared_bytes if form is CopyForm.SHARED else split_bytes
@@ -243,10 +244,12 @@ FORMS = {
     "contiguous, both one element off": CopyForm.CONTIGUOUS,
     "contiguous, shorter than a word": CopyForm.CONTIGUOUS,
     "contiguous, off by a byte": CopyForm.ROWS,
-    "odd rows": CopyForm.SHARED,
+    "odd rows": CopyForm.FEW,
     "rows, misaligned by a byte": CopyForm.ROWS,
-    "pitched rows": CopyForm.SHARED,
-    "short rows": CopyForm.SHARED,
+    "pitched rows": CopyForm.FEW,
+    "short rows": CopyForm.FEW,
+    "short rows, one word": CopyForm.SHARED,
+    "BSHD to BHSD": CopyForm.SHARED,
     "every second column": CopyForm.SHARED,
     "broadcast column": CopyForm.SHARED,
     "broadcast row": CopyForm.REPEAT,
@@ -323,7 +326,31 @@ def test_more_boxes_than_the_kernel_counts_are_no_boxes(monkeypatch):
         lay_out.cache_clear()
 
 
-@pytest.mark.parametrize("rows", [2, 64, 100_000])
+def test_rows_that_are_many_or_far_apart_or_of_three_axes_are_no_few_rows():
+    def form_of(rows, apart):
+        return lay_out(View((rows, 8), (apart, 1)).sides, dense(rows, 8).sides, 16).form
+
+    assert form_of(8192, 9) is CopyForm.FEW
+    assert form_of(8193, 9) is CopyForm.SHARED
+    assert form_of(2, 2**31 - 8) is CopyForm.FEW
+    assert form_of(2, 2**31) is CopyForm.SHARED
+    blocks = View((4, 4, 8), (100, 9, 1)).sides
+    assert lay_out(blocks, dense(4, 4, 8).sides, 16).form is CopyForm.SHARED
+
+
+def test_rows_that_run_back_through_the_source_are_few_rows_with_a_negative_stride():
+    layout = lay_out(dense(5, 8).sides, View((5, 8), (-8, 1)).sides, 16)
+    assert layout.form is CopyForm.FEW
+    count, row, _, _, to_next, from_next = layout.arguments(0, 0)[2:]
+    assert (count, row, to_next, from_next) == (40, 8, 8, -8)
+
+
+def test_copies_from_half_a_gigabyte_on_are_large():
+    layouts = [lay_out(dense(n).sides, dense(n).sides, 1) for n in (499_999_999, 500_000_000)]
+    assert [layout.is_large for layout in layouts] == [False, True]
+
+
+@pytest.mark.parametrize("rows", [2, 64])
 @pytest.mark.parametrize(
     "copy",
     [

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy
 import pytest
 from graphcore_kernels import CopyClass, strided_copy
+from graphcore_kernels.copy_plan import CopyForm
 from helpers.strided_views import (
     CASES,
     DTYPES,
@@ -127,10 +128,30 @@ def test_the_launch_shape_depends_on_the_class_and_on_whether_the_copy_is_small(
 ):
     plans = [planned_rows(graphcore_driver, rows, columns) for rows in row_counts]
     assert len({(plan.kernel, plan.config(graphcore_driver)) for plan in plans}) == 1
+    assert (plans[0].layout.form is CopyForm.FEW) == (row_counts[0] == 2)
     assert {plan.copy_class for plan in plans} == {CopyClass.ROWS}
     assert {plan.layout.is_small for plan in plans} == {row_counts[0] == 2}
     threads = plans[0].config(graphcore_driver)
     assert (threads.grid == (64, 1, 1)) == (row_counts[0] == 2)
+
+
+def planned_run(driver, count, src_strides=None):
+    view = View((count // 64, 64), src_strides or (64, 1))
+    run = dense(count // 64, 64)
+    return strided_copy.plan(run.at(2**40, driver), view.at(2**41, driver))
+
+
+@pytest.mark.parametrize("src_strides", [(64, 1), (0, 1)], ids=["contiguous", "repeated"])
+def test_large_copies_have_many_blocks_whatever_their_size(graphcore_driver, src_strides):
+    counts = (2**20, 2**26, 2**27, 2**29)
+    plans = [planned_run(graphcore_driver, count, src_strides) for count in counts]
+    threads = [
+        config.grid[0] * config.block[0]
+        for config in (plan.config(graphcore_driver) for plan in plans)
+    ]
+    assert [plan.layout.is_large for plan in plans] == [False, False, True, True]
+    assert threads[0] == threads[1] < threads[2] == threads[3]
+    assert len({plan.kernel for plan in plans}) == 1
 
 
 def test_rows_of_narrow_words_have_more_threads_than_whole_ones(graphcore_driver):

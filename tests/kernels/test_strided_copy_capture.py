@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 import numpy
 import pytest
 from graphcore_kernels import strided_copy
+from graphcore_kernels._module import load
 from helpers.strided_views import CASES, Pair, dense, device_buffers, like, random_bytes
 
 import graphcore
@@ -85,6 +86,7 @@ def test_another_row_count_is_an_update_of_parameters(graphcore_driver, route):
     with device_buffers(driver, poison, src) as (to, source), driver.stream() as stream:
         plan, copy = row_copy(driver, to, source, 5)
         wider, wider_copy = row_copy(driver, to, source, 37)
+        assert (wider.kernel, wider.config(driver)) == (plan.kernel, plan.config(driver))
         with capturing(driver, stream) as captured:
             plan.launch(stream)
         with executable(driver, captured.graph) as made:
@@ -100,12 +102,31 @@ def test_another_row_count_is_an_update_of_parameters(graphcore_driver, route):
             assert driver.read(to, size) != after.tobytes()
 
 
+@pytest.mark.parametrize("route", ["whole graph", "one node"])
+def test_small_rows_are_updated_to_more_than_small_ones_and_back(graphcore_driver, route):
+    driver = graphcore_driver
+    size = dense(5000, 72).buffer_size
+    poison, src = random_bytes(size, 1), random_bytes(size, 2)
+    with device_buffers(driver, poison, src) as (to, source), driver.stream() as stream:
+        small, large = (row_copy(driver, to, source, rows) for rows in (5, 5000))
+        assert small[0].kernel is not large[0].kernel
+        with capturing(driver, stream) as captured:
+            small[0].launch(stream)
+        with executable(driver, captured.graph) as made:
+            for plan, copy in (large, small):
+                update(driver, stream, made, captured.graph, plan, route)
+                driver.write(to, poison.tobytes())
+                driver.launch_graph(made, stream.handle)
+                stream.synchronize()
+                assert driver.read(to, size) == copy.expected(poison, src).tobytes()
+
+
 def update(driver, stream, made, graph, plan, route):
     if route == "one node":
         (node,) = driver.nodes(graph)
-        before = driver.node_params(node)
-        assert plan.config(driver) == before.config
-        params = KernelParams(before.function, before.config, plan.arguments)
+        assert plan.kernel is not None
+        function = load(driver, plan.kernel)
+        params = KernelParams(function, plan.config(driver), plan.arguments)
         driver.set_exec_node_params(made, node, params)
         return
     with capturing(driver, stream) as captured:

@@ -73,6 +73,7 @@ OF_FORM = {
     CopyForm.CONTIGUOUS: (dense(5000), dense(5000)),
     CopyForm.ROWS: (replace(dense(2100), shift=1), dense(2100)),
     CopyForm.TILE: (dense(70, 90), View((70, 90), (1, 70))),
+    CopyForm.FEW: (like(lambda a: a[:, :37], 50, 41), like(lambda a: a[::-1, :37], 50, 39)),
     CopyForm.SHARED: (View((50, 100), (1, 50)), View((50, 100), (2, 201))),
     CopyForm.SPLIT: (View((50, 100), (201, 2)), View((40, 125), (126, 1))),
 }
