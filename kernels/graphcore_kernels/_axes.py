@@ -7,6 +7,7 @@ keeps that order is the same copy. Sizes and strides count words of one width.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 
@@ -78,6 +79,13 @@ def order(axes: PairedAxes) -> PairedAxes:
         else:
             merged.append(axis)
     return tuple(merged)
+
+
+def is_dst_run(axes: PairedAxes) -> bool:
+    """Whether the axes run through one piece of dst, word after word."""
+    return axes[-1].dst == 1 and all(
+        outer.dst == inner.dst * inner.size for outer, inner in pairwise(axes)
+    )
 
 
 def dst_side(axes: PairedAxes) -> Axes:

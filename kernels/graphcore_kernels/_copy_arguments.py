@@ -75,6 +75,12 @@ def row_pieces(axes: PairedAxes, word: int) -> tuple[PairedAxes, int]:
     return (*strides, pieces), row
 
 
+def packed_rows(axes: PairedAxes, word: int) -> tuple[PairedAxes, int]:
+    """(axes in bytes, the fastest of which counts words, bytes of a row)."""
+    strides = (PairedAxis(axis.size, axis.dst * word, axis.src * word) for axis in axes)
+    return tuple(strides), axes[-1].size * word
+
+
 @dataclass(frozen=True, slots=True)
 class Repeat:
     """Words that are read once and written often; strides in words.

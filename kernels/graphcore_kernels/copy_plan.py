@@ -22,6 +22,7 @@ from graphcore_kernels._axes import (
     PairedAxis,
     can_widen,
     dst_side,
+    is_dst_run,
     merge,
     narrow,
     order,
@@ -38,6 +39,7 @@ from graphcore_kernels._copy_arguments import (
     pack_axes,
     pack_boxes,
     pack_shared,
+    packed_rows,
     row_pieces,
 )
 
@@ -45,6 +47,8 @@ WIDEST_WORD = 16
 _SECTOR = 32  # bytes: the least that memory moves at a time
 _LONG_ROW = 256  # bytes, from which on pieces of 16 are worth finding
 _PIECED = 2  # bytes of the widest word that moves slower than pieces do
+_PACKED = 4  # bytes of words that move slower alone than four at a time
+_PACKED_ROW = 2048  # bytes, from which on the ends of rows are few against their pieces
 _SMALL = 2**16  # words that all threads of a small launch move at once
 _LARGE = 500_000_000  # bytes: copies from here on were measured with many blocks
 _MOST_WORDS = 2**31  # that 32-bit indices count
@@ -66,6 +70,7 @@ class CopyForm(Enum):
 
     CONTIGUOUS = "contiguous"
     ROWS = "rows"
+    PACKED = "packed"
     REPEAT = "repeat"
     FEW = "few"
     TILE = "tile"
@@ -80,10 +85,10 @@ class CopyLayout:
     Args:
         copy_class: What it looks like.
         form: CONTIGUOUS where one run of bytes is aligned alike on both sides, ROWS where runs
-            are not aligned, REPEAT where 16-byte words are read once and written often, TILE where
-            boxes pass through shared memory, FEW where few words make rows of one pitch on each
-            side, else SHARED where both sides have the same axes and
-            SPLIT where each has its own, or common ones would be more than eight.
+            are not aligned, PACKED where many such runs make one of dst, REPEAT where 16-byte
+            words are read once and written often, TILE where boxes pass through shared memory, FEW
+            where few words make rows of one pitch on each side, else SHARED where both sides have
+            the same axes and SPLIT where each has its own, or common ones would be more than eight.
         word: Bytes that lie side by side, aligned, on both sides: 1, 2, 4, 8 or 16.
         index_bits: 32 where every index and offset fits, else 64.
         count: Words to move (CONTIGUOUS: whole words between ``head`` and ``tail``).
@@ -140,6 +145,9 @@ class CopyLayout:
             pieces, row = row_pieces(axes, self.word)
             count = prod(axis.size for axis in pieces)
             return count, row, pack_shared(pieces, bits, 64), len(pieces)
+        if self.form is CopyForm.PACKED:
+            rows, row = packed_rows(axes, self.word)
+            return self.count, row, pack_shared(rows, bits, 64), len(rows)
         if self.form is CopyForm.FEW:
             return self.count, *few_rows(axes)
         if self.form is CopyForm.REPEAT:
@@ -309,6 +317,11 @@ def _lay_out_strided(
     return CopyLayout(copy_class, form, word, bits, count, dst, src, *starts)
 
 
+def _is_packed(axes: PairedAxes, word: int, count: int) -> bool:
+    is_long = axes[-1].size * word >= _PACKED_ROW
+    return word == _PACKED and is_long and count > _SMALL and is_dst_run(axes)
+
+
 def _are_rows(dst: Axes, src: Axes) -> bool:
     return len(dst) == 2 and dst[-1].stride == src[-1].stride == 1
 
@@ -322,6 +335,9 @@ def _special(
     if copy_class is CopyClass.ROWS:
         if word <= _PIECED and axes[-1].size * word >= _LONG_ROW:
             return _with_rows(copy_class, word, sides, starts)
+        if _is_packed(axes, word, count):
+            bits = 32 if count < _MOST_WORDS else 64
+            return CopyLayout(copy_class, CopyForm.PACKED, word, bits, count, *sides, *starts)
         repeat = find_repeat(axes) if word == WIDEST_WORD else None
         if repeat is not None and repeat.count < _MOST_WORDS:
             return CopyLayout(copy_class, CopyForm.REPEAT, word, 64, count, *sides, *starts)

@@ -34,6 +34,7 @@ from graphcore_kernels.strided_copy_reference import reference
 _SHAPES = {
     CopyForm.CONTIGUOUS: (1, 512),
     CopyForm.ROWS: (8, 256),
+    CopyForm.PACKED: (8, 256),
     CopyForm.REPEAT: (1, 1024),
     CopyForm.TILE: (4, 256),
     CopyForm.SHARED: (4, 256),
@@ -41,6 +42,7 @@ _SHAPES = {
 }
 _LARGE_SHAPES = {  # many blocks are begun in the order of addresses
     CopyForm.CONTIGUOUS: (256, 256),
+    CopyForm.PACKED: (64, 256),
     CopyForm.REPEAT: (64, 1024),
 }
 _WHOLE_ROWS = (1, 512)  # rows of words of 16 bytes: as contiguous
@@ -150,6 +152,7 @@ strided_copy = StridedCopy()
 
 _FILES = {
     CopyForm.ROWS: ("strided_copy_rows.cu",),
+    CopyForm.PACKED: ("strided_copy_rows.cu",),
     CopyForm.REPEAT: ("strided_copy_rows.cu",),
     CopyForm.TILE: ("strided_copy_boxes.cu",),
 }
@@ -165,6 +168,10 @@ def copy_kernel(form: CopyForm, word: int, index_bits: int) -> Kernel:
         CopyForm.CONTIGUOUS: ((), "u64 head, u64 count, u64 tail"),
         CopyForm.ROWS: (
             (name, _WORDS[word], index),
+            f"u64 count, i64 row, bytes:{shared_bytes(index_bits, 64)} axes, u32 rank",
+        ),
+        CopyForm.PACKED: (
+            (name, index),
             f"u64 count, i64 row, bytes:{shared_bytes(index_bits, 64)} axes, u32 rank",
         ),
         CopyForm.REPEAT: (

@@ -47,6 +47,19 @@ def reference(form: CopyForm, word: int, index_bits: int) -> Callable[..., None]
             src, 1, shape, (*src_strides[:-1], 1)
         )
 
+    def packed(
+        config: LaunchConfig,
+        dst: Pointer,
+        src: Pointer,
+        count: int,
+        row: int,
+        axes: bytes,
+        rank: int,
+    ) -> None:
+        sizes, dst_strides, src_strides = _shared(axes, index_bits, 64, rank)
+        written = _bytes_apart(dst.address, word, sizes, dst_strides)
+        written[...] = _bytes_apart(src.address, word, sizes, src_strides)
+
     def repeat(config: LaunchConfig, dst: Pointer, src: Pointer, *numbers: Any) -> None:
         _, copies, apart, last, axes, rank = numbers
         sizes, dst_strides, src_strides = _shared(axes, 32, 64, rank)
@@ -87,6 +100,7 @@ def reference(form: CopyForm, word: int, index_bits: int) -> Callable[..., None]
     references: dict[CopyForm, Callable[..., None]] = {
         CopyForm.CONTIGUOUS: contiguous,
         CopyForm.ROWS: rows,
+        CopyForm.PACKED: packed,
         CopyForm.REPEAT: repeat,
         CopyForm.FEW: few,
         CopyForm.TILE: tile,

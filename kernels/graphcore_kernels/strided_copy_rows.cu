@@ -1,5 +1,5 @@
-// strided_copy's rows that begin anywhere, and words that are read once and written often; it follows
-// strided_copy.cu.
+// strided_copy's rows that begin anywhere, such rows made one run, and words that are read once and
+// written often; it follows strided_copy.cu.
 
 // ---- rows: 16-byte writes that are aligned in dst, made of two aligned reads where src is not
 
@@ -105,6 +105,77 @@ __device__ __forceinline__ void move_rows(
     if (n < count) move_pieces<1, Word>(dst, src, row, axes, rank, n, step);
 }
 
+// ---- packed: rows of 4-byte words that begin anywhere and make one run of dst, whose pieces of 16
+// bytes are aligned wherever rows begin. A piece needs two aligned reads of src; the second is the
+// next lane's first. Pieces that no two reads of their row make go word by word.
+
+__device__ __forceinline__ u128 of_next_lane(const u128& word) {
+    return u128{__shfl_down_sync(~0u, word.x, 1), __shfl_down_sync(~0u, word.y, 1),
+                __shfl_down_sync(~0u, word.z, 1), __shfl_down_sync(~0u, word.w, 1)};
+}
+
+// where word n of the run lies in src; `at` bytes into its row
+template <typename Index>
+__device__ __forceinline__ const u8* word_of(
+    const u8* src, const SharedAxes<Index, i64>& axes, u32 rank, Index n, i64& at) {
+    at = i64(take(axes.dst, 0, n)) * i64(sizeof(u32));
+    i64 row = 0;
+#pragma unroll 1
+    for (u32 k = 1; k < rank; ++k)
+        row += i64(k + 1 < rank ? take(axes.dst, k, n) : n) * axes.src_stride[k];
+    return src + row + at;
+}
+
+// the words of a piece that the run has
+template <typename Index>
+__device__ __forceinline__ void move_single_words(
+    u32* __restrict__ dst, const u8* __restrict__ src, const SharedAxes<Index, i64>& axes, u32 rank,
+    Index piece, Index skip, Index count) {
+    u32 words[4];
+#pragma unroll
+    for (u32 i = 0; i < 4; ++i) {
+        const Index n = piece * 4 + i;
+        i64 at;
+        if (n >= skip && n - skip < count)
+            words[i] = *reinterpret_cast<const u32*>(word_of(src, axes, rank, n - skip, at));
+    }
+#pragma unroll
+    for (u32 i = 0; i < 4; ++i) {
+        const Index n = piece * 4 + i;
+        if (n >= skip && n - skip < count) dst[n - skip] = words[i];
+    }
+}
+
+template <typename Index>
+__device__ __forceinline__ void move_packed(
+    u32* __restrict__ dst, const u8* __restrict__ src, Index count, i64 row,
+    const SharedAxes<Index, i64>& axes, u32 rank) {
+    const Index skip = Index(reinterpret_cast<u64>(dst) % 16 / 4);  // words of the first piece
+    const Index pieces = (count + skip + 3) / 4, step = Index(words_at_once());
+    u128* to = reinterpret_cast<u128*>(dst - skip);
+    const u32 lane = threadIdx.x % 32;
+#pragma unroll 1
+    for (Index base = Index(first_word()) - lane; base < pieces; base += step) {  // a whole warp
+        const Index piece = base + lane;
+        const bool is_in = piece < pieces && piece * 4 >= skip;
+        i64 at;
+        const u8* from = word_of(src, axes, rank, is_in ? piece * 4 - skip : Index(0), at);
+        const u32 skew = u32(reinterpret_cast<u64>(from) % 16);
+        const bool has_low = is_in && at >= skew && at - skew + 16 <= row;
+        const bool is_whole = has_low && at + 16 <= row && at - skew + (skew ? 32 : 16) <= row;
+        const u128* aligned = reinterpret_cast<const u128*>(from - skew);
+        u128 low{}, high{};
+        if (has_low) low = aligned[0];
+        if (is_whole && skew && lane == 31) high = aligned[1];
+        const u128 next = of_next_lane(low);
+        if (lane != 31) high = next;
+        if (is_whole)
+            to[piece] = shifted<u32>(low, high, skew);
+        else if (piece < pieces)
+            move_single_words(dst, src, axes, rank, piece, skip, count);
+    }
+}
+
 // ---- repeat: each of `count` words of src goes to `copies` places of dst, `apart` words apart, but
 // none further than `last`
 
@@ -138,6 +209,14 @@ __device__ __forceinline__ void repeat(
         const __grid_constant__ SharedAxes<INDEX, i64> axes, u32 rank) {                        \
         move_rows<WORD>(static_cast<u8*>(dst), static_cast<const u8*>(src), INDEX(count), row,  \
                         axes, rank);                                                            \
+    }
+
+#define PACKED_KERNEL(NAME, INDEX)                                                              \
+    extern "C" __global__ void __launch_bounds__(1024) NAME(                                    \
+        void* dst, const void* src, u64 count, i64 row,                                         \
+        const __grid_constant__ SharedAxes<INDEX, i64> axes, u32 rank) {                        \
+        move_packed(static_cast<u32*>(dst), static_cast<const u8*>(src), INDEX(count), row,     \
+                    axes, rank);                                                                \
     }
 
 #define REPEAT_KERNEL                                                                           \

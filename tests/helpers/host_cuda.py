@@ -23,6 +23,7 @@ KERNELS = {
     for word in _WORDS
     for bits in (32, 64)
     if not (form is CopyForm.ROWS and word == 16)
+    if form is not CopyForm.PACKED or word == 4
     for kernel in [copy_kernel(form, word, bits)]
 }
 """Every kernel that a copy may take."""
@@ -37,6 +38,10 @@ static unsigned long long __umul64hi(unsigned long long a, unsigned long long b)
 }
 static unsigned __funnelshift_r(unsigned low, unsigned high, unsigned shift) {
     return ((unsigned long long)high << 32 | low) >> (shift & 31);
+}
+static unsigned __shfl_down_sync(unsigned, unsigned value, unsigned distance) {
+    unsigned turn = publish(int(value), FOR_WARP), mine = threadIdx.x % 32;
+    return mine + distance < 32 ? lane(mine + distance).value[turn] : value;
 }
 template <typename Number>
 static Number min(Number a, Number b) { return a < b ? a : b; }

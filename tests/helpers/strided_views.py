@@ -194,6 +194,7 @@ CASES: dict[str, Pair] = {
     "both reversed": pair(like(lambda a: a[::-1], 1000), like(lambda a: a[::-1], 1000)),
     "pitched rows": Pair(like(lambda a: a[:, :96], 61, 128), dense(61, 96)),
     "odd rows": pair(like(lambda a: a[:, :1021], 17, 1029), like(lambda a: a[:, :1021], 17, 1033)),
+    "odd rows that make one run": Pair(dense(131, 521), like(lambda a: a[:, :521], 131, 529)),
     "rows, misaligned": Pair(like(lambda a: a[:, :64], 33, 72, shift=4), dense(33, 64)),
     "rows, misaligned by a byte": Pair(like(lambda a: a[:, :64], 9, 72, shift=3), dense(9, 64)),
     "rows of halves": Pair(

@@ -338,6 +338,29 @@ def test_rows_that_are_many_or_far_apart_or_of_three_axes_are_no_few_rows():
     assert lay_out(blocks, dense(4, 4, 8).sides, 16).form is CopyForm.SHARED
 
 
+def test_single_words_of_long_rows_are_packed_where_the_destination_is_one_run():
+    def form_of(columns, rows, *, pitch=0, itemsize=4):
+        dst = View((rows, columns), (columns + pitch, 1))
+        return lay_out(dst.sides, View(dst.shape, (columns + 8, 1)).sides, itemsize).form
+
+    assert form_of(1021, 65) is CopyForm.PACKED
+    assert form_of(513, 2**22) is CopyForm.PACKED
+    assert form_of(1021, 64) is CopyForm.FEW  # small
+    assert form_of(511, 200) is CopyForm.SHARED  # short rows
+    assert form_of(1021, 65, pitch=4) is CopyForm.SHARED
+    assert form_of(1021, 65, itemsize=8) is CopyForm.SHARED
+    assert form_of(1021, 65, itemsize=2) is CopyForm.ROWS
+    assert form_of(1020, 1000) is CopyForm.SHARED  # words of 16 bytes
+
+
+def test_packed_rows_past_32_bits_have_64_bit_indices():
+    bits = [
+        lay_out(dense(rows, 1023).sides, View((rows, 1023), (1029, 1)).sides, 4).index_bits
+        for rows in (2**21, 2**21 + 2**12)
+    ]
+    assert bits == [32, 64]
+
+
 def test_rows_that_run_back_through_the_source_are_few_rows_with_a_negative_stride():
     layout = lay_out(dense(5, 8).sides, View((5, 8), (-8, 1)).sides, 16)
     assert layout.form is CopyForm.FEW
@@ -348,6 +371,14 @@ def test_rows_that_run_back_through_the_source_are_few_rows_with_a_negative_stri
 def test_copies_from_half_a_gigabyte_on_are_large():
     layouts = [lay_out(dense(n).sides, dense(n).sides, 1) for n in (499_999_999, 500_000_000)]
     assert [layout.is_large for layout in layouts] == [False, True]
+
+
+def test_row_counts_change_no_kernel_of_packed_rows():
+    layouts = [
+        lay_out(dense(n, 1021).sides, View((n, 1021), (1029, 1)).sides, 4) for n in (65, 100_000)
+    ]
+    assert {layout.form for layout in layouts} == {CopyForm.PACKED}
+    assert len({(layout.copy_class, layout.kernel_name) for layout in layouts}) == 1
 
 
 @pytest.mark.parametrize("rows", [2, 64])

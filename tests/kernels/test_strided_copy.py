@@ -135,6 +135,13 @@ def test_the_launch_shape_depends_on_the_class_and_on_whether_the_copy_is_small(
     assert (threads.grid == (64, 1, 1)) == (row_counts[0] == 2)
 
 
+def test_rows_that_make_one_run_have_many_blocks_where_they_are_large(graphcore_driver):
+    plans = [planned_rows(graphcore_driver, rows, 1021) for rows in (65, 5000, 131072, 200_000)]
+    assert {plan.layout.form for plan in plans} == {CopyForm.PACKED}
+    grids = [plan.config(graphcore_driver).grid[0] for plan in plans]
+    assert grids[0] == grids[1] < grids[2] == grids[3]
+
+
 def planned_run(driver, count, src_strides=None):
     view = View((count // 64, 64), src_strides or (64, 1))
     run = dense(count // 64, 64)

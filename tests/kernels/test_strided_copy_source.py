@@ -30,7 +30,7 @@ def lay_out_at(copy: Pair, dst: int, src: int) -> CopyLayout:
     return lay_out(copy.dst.sides, copy.src.sides, copy.dst.itemsize, dst % 16, src % 16)
 
 
-WITH_INDICES = (CopyForm.SHARED, CopyForm.SPLIT, CopyForm.ROWS)
+WITH_INDICES = (CopyForm.SHARED, CopyForm.SPLIT, CopyForm.ROWS, CopyForm.PACKED)
 
 
 def check(
@@ -97,6 +97,26 @@ def test_rows_that_begin_anywhere_are_copied_whole(kernels, itemsize, shift):
     assert (layout.form is CopyForm.ROWS) == (layout.word <= 2)
     run = replace(dense(4801 // itemsize), itemsize=itemsize)
     check(kernels, Pair(replace(run, shift=shift[0]), replace(run, shift=shift[1])), 2, None)
+
+
+PACKED = {
+    "odd rows": ((131, 521), (529, 1)),
+    "rows that are aligned alike": ((131, 521), (540, 1)),
+    "rows backwards": ((131, 521), (-523, 1)),
+    "the same row again": ((131, 521), (0, 1)),
+    "rows of two pitches": ((5, 27, 521), (27 * 530 + 3, 529, 1)),
+    "rows of three pitches": ((5, 3, 9, 521), (9 * 529 + 1, 5 * 9 * 531, 529, 1)),
+}
+
+
+@pytest.mark.parametrize("shift", [(0, 0), (4, 0), (0, 8), (12, 4), (8, 12)])
+@pytest.mark.parametrize("name", PACKED)
+def test_rows_of_single_words_that_make_one_run_are_copied_whole(kernels, name, shift):
+    shape, strides = PACKED[name]
+    copy = Pair(dense(*shape, shift=shift[0]), View(shape, strides, shift=shift[1]))
+    for grid, index_bits, backwards in ((1, 32, False), (5, 64, True)):
+        layout = check(kernels, copy, grid, index_bits, backwards=backwards)
+        assert layout.form is CopyForm.PACKED
 
 
 REPEATED = {
