@@ -78,7 +78,9 @@ def test_functions_are_listed_where_a_case_passed_and_none_failed(tmp_path):
         capture_output=True,
         check=False,
     )
-    assert json.loads(summary.read_text())["passed_functions"] == ["test_it.py::test_good"]
+    told = json.loads(summary.read_text())
+    assert told["passed_functions"] == ["test_it.py::test_good"]
+    assert told["failed_tests"] == ["test_it.py::test_half[0]"]
 
 
 def _installed():

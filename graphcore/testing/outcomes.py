@@ -91,6 +91,7 @@ class Recorder:
             "python": platform.python_version(),
             "passed": counts["passed"],
             "failed": counts["failed"],
+            "failed_tests": sorted(test for test, end in self._tests.items() if end == "failed"),
             "skipped": counts["skipped"],
             "skip_reasons": dict(self._reasons),
             "passed_functions": self._passed_functions(),
