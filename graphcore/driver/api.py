@@ -259,17 +259,10 @@ class Driver(ABC):
 
     @abstractmethod
     def encode_tensor_map(self, tensor_map: TensorMap) -> bytes:
-        """The 128 bytes by which a kernel's copies of boxes know a tensor.
-
-        Raises:
-            CudaError: The driver refuses it.
-        """
+        """The 128 bytes by which a kernel's copies of boxes know a tensor; CudaError: refused."""
 
     def kernel_of(self, function: FunctionHandle) -> Kernel | None:
-        """The kernel that :meth:`function` loaded as ``function``; None for another's function.
-
-        A driver that remembers what it loaded answers, so that arguments can be read typed.
-        """
+        """The kernel that :meth:`function` loaded as ``function``; None for another's function."""
         return None
 
     @abstractmethod
@@ -291,9 +284,8 @@ class Driver(ABC):
     ) -> Callable[[], object]:
         """A :meth:`launch` that comes again: one call without arguments, which makes it.
 
-        Its result is falsy where the driver took the launch. Any other says that nothing was
-        launched, and no more: :meth:`launch` tells why, or first does what the driver wants. It may
-        raise CudaError as that does. The function stays loaded for as long as it is called.
+        Its result is falsy where the driver took the launch; else nothing was launched, and
+        :meth:`launch` tells why. It may raise CudaError as that does.
         """
         return partial(self.launch, function, config, arguments, stream)
 
@@ -390,10 +382,7 @@ class Driver(ABC):
         """The node's parameters, copied; kernel attributes (cluster, cooperative, priority) too."""
 
     def all_params(self, graph: GraphHandle) -> list[tuple[NodeHandle, NodeParams]]:
-        """All nodes with their parameters, in the order of :meth:`nodes`; not those inside them.
-
-        The same as asking about each one, and on a device several times faster.
-        """
+        """All of :meth:`nodes` with their parameters; on a device faster than one by one."""
         return [(node, self.node_params(node)) for node in self.nodes(graph)]
 
     def kernel_attributes(self, graph: GraphHandle) -> list[tuple[Dim3, bool, int | None]]:

@@ -52,6 +52,7 @@ OF_ITSELF: dict[str, tuple[str, ...]] = {
     "allocation_of": (),
     "function": (*LOADING, *MEMORY),
     "function_info": HANDLE,
+    "encode_tensor_map": ("NOT_SUPPORTED",),
     "launch": (*LAUNCH, "STREAM_CAPTURE_INVALIDATED", "STREAM_CAPTURE_IMPLICIT"),
     "launch_host": (*HANDLE, "STREAM_CAPTURE_INVALIDATED", "NOT_SUPPORTED"),
     "begin_capture": ("ILLEGAL_STATE", *CAPTURING),

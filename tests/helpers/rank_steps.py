@@ -309,6 +309,9 @@ def join_badly():
         "backend": told(lambda: communicators.check_backend(dist, "mpi")),
     }
     dist.destroy_process_group()
+    dist.is_nccl_available = lambda: (
+        False
+    )  # some builds of torch for a machine without a GPU have it
     found["nccl"] = told(lambda: Ranks.join(backend="nccl"))
     torch.cuda.is_available, available = (lambda: True), torch.cuda.is_available
     torch.cuda.device_count, count = (lambda: 1), torch.cuda.device_count

@@ -269,6 +269,7 @@ class EmulatedDriver(GraphCalls):
         function = functions.loaded(kernel, self.device) or functions.load(kernel, self.device)
         return function.handle
 
+    @entry("cuTensorMapEncodeTiled")
     def encode_tensor_map(self, tensor_map: TensorMap) -> bytes:
         return tensor_map.packed()
 

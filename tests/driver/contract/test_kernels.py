@@ -15,6 +15,7 @@ from helpers.kernels import (
 
 from graphcore.driver import Kernel
 from graphcore.driver.records import LaunchConfig
+from graphcore.driver.tensor_map import TensorMap, encoded_address, with_address
 
 
 @covers("function")
@@ -48,6 +49,18 @@ def test_two_kernels_of_one_driver_share_the_context(bench: Bench) -> None:
         bench.driver.function_info(bench.driver.function(kernel)) for kernel in (add_one, axpy)
     ]
     assert infos[0].context == infos[1].context
+
+
+@covers("encode_tensor_map")
+def test_a_tensor_map_has_the_address_in_its_first_word_and_nowhere_else(bench: Bench) -> None:
+    maps = [
+        bench.driver.encode_tensor_map(TensorMap(bench.alloc(1024), 2, (64, 8), (128,), (64, 8)))
+        for _ in range(2)
+    ]
+    first, second = maps
+    assert [len(each) for each in maps] == [128, 128]
+    assert encoded_address(first) != encoded_address(second)
+    assert with_address(first, encoded_address(second)) == second
 
 
 @covers("kernel_of")

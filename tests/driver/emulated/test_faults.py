@@ -12,6 +12,7 @@ from helpers.kernels import ONE_BLOCK, add_one
 from graphcore.driver import Driver
 from graphcore.driver.emulated import EmulatedDriver
 from graphcore.driver.records import EmptyParams
+from graphcore.driver.tensor_map import TensorMap
 from graphcore.errors import ConfigurationError, CudaError
 
 
@@ -59,6 +60,9 @@ CALLS: dict[str, Callable[[Bench], object]] = {
     "write": lambda b: b.driver.write(b.driver.alloc(4), b"1234"),
     "allocation_of": lambda b: b.driver.allocation_of(b.alloc(4)),
     "function": lambda b: b.driver.function(add_one),
+    "encode_tensor_map": lambda b: b.driver.encode_tensor_map(
+        TensorMap(b.alloc(1024), 2, (64, 8), (128,), (64, 8))
+    ),
     "function_info": lambda b: b.driver.function_info(b.kernel_params(add_one, 256, 1).function),
     "launch": lambda b: b.driver.launch(
         b.kernel_params(add_one, 256, 1).function,

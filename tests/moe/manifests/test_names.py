@@ -37,7 +37,7 @@ def test_every_word_says_something_of_its_own_in_a_message(kind: type[Enum]) -> 
 COUNTS = {
     Namespace: 3,
     RowSemantics: 3,
-    Rejection: 17,
+    Rejection: 18,
     CoverageReason: 12,
     GroupReason: 16,
     Kind: 8,
