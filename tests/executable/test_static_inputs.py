@@ -253,6 +253,7 @@ def test_host_values_may_change_as_soon_as_the_call_returns(graphcore_driver: Dr
     target = static(graphcore_driver, 1 << 16)
     inputs = StaticInputs({"x": target}, driver=graphcore_driver)
     source = numpy.arange(1 << 16)
+    graphcore_driver.synchronize()  # the target's first values come on another stream
     with graphcore_driver.stream() as stream:
         inputs.copy_(x=source, stream=stream)
         source[:] = -1
