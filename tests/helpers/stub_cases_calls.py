@@ -18,6 +18,7 @@ from helpers.stub_driver import (
 )
 
 from graphcore.driver import kernel
+from graphcore.driver.cuda.launching import Parameters
 from graphcore.driver.records import (
     CopyOperand,
     LaunchConfig,
@@ -338,3 +339,12 @@ def a_function_that_was_not_loaded_here_is_looked_at_again_before_each_launch():
         before = stub().stub_calls(asked)
         one.launch(loaded, PLAIN, arguments(), 0)
         assert stub().stub_calls(asked) == before + each
+
+
+def a_function_at_the_handle_of_one_that_went_has_parameters_of_its_own():
+    cuda, loaded = driver(), function(driver())
+    cuda._known_parameters[loaded] = Parameters(((0, 4),))  # of whoever had the handle before
+    newcomer = kernel("newcomer", "f32* x, f32* y, i32 n", "", loader=lambda *_: loaded)
+    assert cuda.function(newcomer) == loaded
+    cuda.launch(loaded, PLAIN, arguments(), 0)
+    assert cuda._parameters(loaded).layout == ((0, 8), (8, 8), (16, 4))

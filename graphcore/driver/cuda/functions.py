@@ -44,6 +44,8 @@ class FunctionCalls(CudaCalls):
         if loaded is None:
             loaded = kernel.loader(self, kernel) if kernel.loader else self._load(kernel)
             self._functions[kernel] = loaded
+            # what is known may be of a function that had the handle before
+            self._known_parameters.pop(loaded, None)
             self._loaded.add(loaded)
         return loaded
 
