@@ -22,6 +22,9 @@ PYTHON ?= $(shell for p in python3 python3.12 python3.11 python3.13; do \
   $$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && \
   { command -v $$p; break; }; done)
 
+# tests run on as many processes as there are cores, four at most: each may hold a model or two
+PARALLEL ?= -n auto --maxprocesses=4 --dist=worksteal
+
 .PHONY: help demo test test-full check lint types contracts unit outcomes bench-tables clean \
   docs notebooks faults fuzz soak
 
@@ -62,7 +65,7 @@ contracts: $(STAMP)
 
 unit: $(STAMP)
 	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest -m "not slow" --timeout=300
+	OMP_NUM_THREADS=1 $(BIN)/coverage run -m pytest -m "not slow" --timeout=300 $(PARALLEL)
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
 	$(BIN)/python tests/list_pragmas.py

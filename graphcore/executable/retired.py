@@ -8,6 +8,7 @@ is new to it, when any is made or closed, or by :func:`release_finished`.
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from typing import Any
@@ -19,6 +20,7 @@ from graphcore.executable.fence import Fence
 from graphcore.resources.lifetime import OwnerSet
 
 _PATIENCE_SECONDS = 100e-6
+_LEAST_QUESTIONS = 8
 _lock = threading.RLock()
 _waiting: set[Held] = set()
 """Everything that has owners waiting; what was closed lives here only."""
@@ -134,9 +136,11 @@ class Held:
         # an event behind nothing happens some microseconds after it was recorded: who closes an
         # executable that has long run wants its memory back now, not when another one is made
         until = time.perf_counter() + _PATIENCE_SECONDS
-        self.settle()
-        while self in _waiting and time.perf_counter() < until:
+        for asked in itertools.count(1):
             self.settle()
+            patient = asked < _LEAST_QUESTIONS or time.perf_counter() < until
+            if self not in _waiting or not patient:
+                break
 
 
 def _holds(sets: list[OwnerSet], wanted: OwnerSet) -> bool:
