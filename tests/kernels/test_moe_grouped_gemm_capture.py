@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy
 import pytest
 from graphcore_kernels import Fault, GemmFault, moe_grouped_gemm
-from helpers.gemm_problems import Case, Problem, encode, placed, poison
+from helpers.gemm_problems import Case, Placed, Problem, encode, placed, poison
 
 import graphcore
 from graphcore.driver.records import KernelParams, NodeKind
@@ -74,16 +75,57 @@ def test_an_expert_moves_by_one_table_write(graphcore_driver):
     ):
         replay(driver, stream, made, operands)
         before = operands.read("out").tobytes()
-        arrays = operands.problem.arrays
-        slots, weights = arrays["slots"].copy(), arrays["weights"].copy()
-        free = min(set(range(len(weights))) - set(slots.tolist()))
-        weights[free] = weights[slots[2]]
-        weights[slots[2]] = encode(numpy.full(weights.shape[1:], numpy.nan), CASE.dtype)
-        slots[2] = free
-        operands.change("weights", weights)
-        operands.change("slots", slots)
+        move(operands, 2)
         replay(driver, stream, made, operands)
         assert operands.read("out").tobytes() == before
+
+
+def routings(count: int) -> Iterator[numpy.ndarray]:
+    """Offsets [5] of 4 experts over 16 rows: uniform, skewed, with empty ones, all to one."""
+    random = numpy.random.default_rng(5)
+    for number in range(count):
+        shares = random.dirichlet([(1.0, 0.3, 0.05, 10.0)[number % 4]] * 4)
+        counts = random.multinomial(16, shares)
+        yield numpy.cumsum([0, *counts], dtype=numpy.int32)
+
+
+def move(operands: Placed, expert: int) -> None:
+    """Another slot for the expert: its weights go there, NaN stays where they were."""
+    arrays = operands.problem.arrays
+    slots, weights = arrays["slots"].copy(), arrays["weights"].copy()
+    free = min(set(range(len(weights))) - set(slots.tolist()))
+    weights[free] = weights[slots[expert]]
+    weights[slots[expert]] = encode(numpy.full(weights.shape[1:], numpy.nan), CASE.dtype)
+    slots[expert] = free
+    operands.change("weights", weights)
+    operands.change("slots", slots)
+
+
+def test_one_graph_follows_200_routings_and_50_moves_as_fresh_captures_do(graphcore_driver):
+    driver = graphcore_driver
+    seen, moved = set(), set()
+    with (
+        placed(driver, CASE) as operands,
+        driver.stream() as stream,
+        captured(driver, stream, operands.plan()) as (made, graph),
+    ):
+        nodes = [driver.node_params(node) for node in driver.nodes(graph)]
+        for number, offsets in enumerate(routings(200)):
+            operands.change("offsets", offsets)
+            if number % 4 == 3:
+                move(operands, number // 4 % 4)
+                moved.add(tuple(operands.problem.arrays["slots"].tolist()))
+            replay(driver, stream, made, operands)
+            operands.check()
+            out = operands.read("out").tobytes()
+            seen.add(out)
+            with captured(driver, stream, operands.plan()) as (fresh, again):
+                replay(driver, stream, fresh, operands)
+                assert operands.read("out").tobytes() == out
+                # nothing of the routing or of the slots is in a graph: there is nothing to update
+                assert [driver.node_params(node) for node in driver.nodes(again)] == nodes
+    assert len(seen) == len({offsets.tobytes() for offsets in routings(200)}) > 100
+    assert len(moved) > 20
 
 
 def test_a_replay_with_bad_tables_says_so_and_the_next_is_right(graphcore_driver):
