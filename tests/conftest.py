@@ -1,5 +1,7 @@
 """The session looks after names: of tests that the page of features has, and of cases."""
 
+import gc
+
 import pytest
 from helpers.named_tests import NamedTests
 
@@ -14,3 +16,11 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if " at 0x" in item.nodeid:  # another name in every process: runs cannot be shared
             raise pytest.UsageError(f"{item.nodeid}: give the case an id")
+
+
+@pytest.fixture(autouse=True)
+def _what_was_there_before_is_not_searched():
+    """``gc.collect()`` looks at what the test made: all of torch takes half a second each time."""
+    gc.freeze()
+    yield
+    gc.unfreeze()

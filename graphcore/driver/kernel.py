@@ -8,6 +8,7 @@ type is refused with the parameter's index before anything is launched.
 from __future__ import annotations
 
 import ctypes
+import math
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -142,15 +143,13 @@ class Pointer:
         import numpy
 
         sizes = (shape,) if isinstance(shape, int) else tuple(shape)
-        item = numpy.dtype(self.dtype).itemsize
-        if strides is None:
-            steps = [1] * len(sizes)
-            for axis in range(len(sizes) - 2, -1, -1):
-                steps[axis] = steps[axis + 1] * sizes[axis + 1]
-        else:
-            steps = list(strides)
         if 0 in sizes:
             return numpy.empty(sizes, self.dtype)
+        item = numpy.dtype(self.dtype).itemsize
+        if strides is None:
+            whole = (ctypes.c_ubyte * (math.prod(sizes) * item)).from_address(self.address)
+            return numpy.frombuffer(whole, self.dtype).reshape(sizes)
+        steps = list(strides)
         low = sum(min(0, step * (size - 1)) for step, size in zip(steps, sizes, strict=True))
         high = sum(max(0, step * (size - 1)) for step, size in zip(steps, sizes, strict=True))
         count = (high - low + 1) * item
