@@ -110,7 +110,7 @@ class DecodeBuckets(NotCopied):
         with ExitStack() as undo:
             undo.callback(self.close)
             for bucket in self.buckets:
-                runner = CUDAGraphAR(
+                runner = self._make_runner(
                     model,
                     self.cache.view(
                         batch_size=branches * bucket.batch_size, max_seq_len=bucket.max_seq_len
@@ -289,6 +289,10 @@ class DecodeBuckets(NotCopied):
         return f"<DecodeBuckets {', '.join(map(str, self.buckets))}>"
 
     # ---- inside ---------------------------------------------------------------------------------
+
+    def _make_runner(self, model: Any, cache: StaticKVCache, **options: Any) -> CUDAGraphAR:
+        """The runner of one bucket, over a part of the storage."""
+        return CUDAGraphAR(model, cache, **options)
 
     def _capture_all(self, *, progress: bool) -> None:
         """Forwards one token in each bucket, the largest first, which captures its step."""

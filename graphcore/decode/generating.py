@@ -100,7 +100,7 @@ class Generating(Prompting):
         look = EndLook(self._step.finished, at_once=poll_every == 1)
         for count in range(1, max_new_tokens + 1):
             self.replay()
-            if ends[0] and count % poll_every == 0 and look.have_all_finished():
+            if ends[0] and count % poll_every == 0 and self._has_ended(look.have_all_finished()):
                 break
         self._step.set_eos((), 0)
         given = checked.as_given.shape[1]
@@ -148,11 +148,15 @@ class Generating(Prompting):
             yield ids
             # not in place: it may have been made in inference mode, which may have ended
             finished = finished | torch.isin(ids, ends)
-            if bool(finished.all()):
+            if eos and self._has_ended(bool(finished.all())):
                 break
         # not in a finally: a forgotten iterator may be collected while something is captured
         if generation == self._generation:
             self._step.set_eos((), 0)
+
+    def _has_ended(self, has_here: bool) -> bool:
+        """Whether a generation ends; where ranks have rows of their own: once all have finished."""
+        return has_here
 
     # ---- in one launch ---------------------------------------------------------------------------
 

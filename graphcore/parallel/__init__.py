@@ -11,21 +11,25 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from graphcore.parallel.agreement import Agreed
     from graphcore.parallel.communicators import warm_up
+    from graphcore.parallel.expert_decode import ExpertParallelAR
     from graphcore.parallel.expert_parallel import SpreadExperts, spread_experts
     from graphcore.parallel.rank_manifests import RankManifests
     from graphcore.parallel.rank_reuse import RankReuse
     from graphcore.parallel.ranks import AgreementCost, Ranks
     from graphcore.parallel.sharded_model import load_sharded
     from graphcore.parallel.tensor_parallel import TensorParallelAR
+    from graphcore.parallel.tensor_parallel_buckets import TensorParallelBuckets
 
 __all__ = [
     "Agreed",
     "AgreementCost",
+    "ExpertParallelAR",
     "RankManifests",
     "RankReuse",
     "Ranks",
     "SpreadExperts",
     "TensorParallelAR",
+    "TensorParallelBuckets",
     "load_sharded",
     "spread_experts",
     "warm_up",
@@ -34,11 +38,13 @@ __all__ = [
 _homes = {
     "Agreed": "graphcore.parallel.agreement",
     "AgreementCost": "graphcore.parallel.ranks",
+    "ExpertParallelAR": "graphcore.parallel.expert_decode",
     "RankManifests": "graphcore.parallel.rank_manifests",
     "RankReuse": "graphcore.parallel.rank_reuse",
     "Ranks": "graphcore.parallel.ranks",
     "SpreadExperts": "graphcore.parallel.expert_parallel",
     "TensorParallelAR": "graphcore.parallel.tensor_parallel",
+    "TensorParallelBuckets": "graphcore.parallel.tensor_parallel_buckets",
     "load_sharded": "graphcore.parallel.sharded_model",
     "spread_experts": "graphcore.parallel.expert_parallel",
     "warm_up": "graphcore.parallel.communicators",

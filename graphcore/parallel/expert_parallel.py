@@ -161,6 +161,11 @@ class SpreadExperts:
 
     # ---- looking --------------------------------------------------------------------------------
 
+    @property
+    def is_restored(self) -> bool:
+        """Whether the model is what it was, on this rank."""
+        return self._handle.is_restored
+
     def totals(self) -> dict[str, ExchangeTotals]:
         """Layer -> what this rank has sent, after all work."""
         self.driver.synchronize()

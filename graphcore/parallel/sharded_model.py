@@ -14,6 +14,7 @@ from graphcore.errors import ConfigurationError
 from graphcore.parallel.ranks import Ranks
 
 _log = logging.getLogger("graphcore")
+_MOST_VALUES = 1 << 16
 
 
 def load_sharded(
@@ -96,7 +97,11 @@ def check_sharded(model: Any, ranks: Ranks) -> None:
 
 
 def facts_of(model: Any) -> dict[str, str]:
-    """What of a model must be the same on all ranks: its class, sizes and types, not its values."""
+    """What of a model must be the same on all ranks: class, sizes, types, and values of the small.
+
+    Weights of up to 65536 values that are whole on every rank (norms, biases, small routers) tell
+    one checkpoint from another of the same sizes; all of them would be too many to read.
+    """
     config = text_config(model).to_dict()
     config.pop("_name_or_path", None)  # every machine may have it elsewhere
     text = json.dumps(config, sort_keys=True, default=str)
@@ -106,7 +111,20 @@ def facts_of(model: Any) -> dict[str, str]:
         "model.config": digest(text),
         "model.weights": digest(json.dumps(shapes)),
         "model.dtype": str(model.dtype),
+        "model.values": _digest_of_values(model),
     }
+
+
+def _digest_of_values(model: Any) -> str:
+    """A digest of the small weights that no rank has a part of."""
+    import torch
+
+    found = hashlib.blake2b(digest_size=8)
+    for name, weight in model.named_parameters():
+        if sharding.ranks_of(weight) is None and weight.numel() <= _MOST_VALUES:
+            values = weight.detach().to("cpu", copy=True).reshape(-1).view(torch.uint8)
+            found.update(name.encode() + values.numpy().tobytes())
+    return found.hexdigest()
 
 
 def digest(text: str | bytes) -> str:

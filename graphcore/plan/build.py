@@ -26,7 +26,7 @@ from graphcore.executable.handles import GraphResource
 from graphcore.graph.reading import Annotation
 from graphcore.plan.binding import Binding
 from graphcore.plan.calls import BoundCall
-from graphcore.plan.inner_graphs import embeddable, without_copies
+from graphcore.plan.inner_graphs import embeddable, refuse_collectives, without_copies
 from graphcore.plan.issuing import CapturedNodes, GraphNodes
 from graphcore.plan.lowering import Lowering, named
 from graphcore.plan.real_events import make_events
@@ -275,8 +275,10 @@ class Builder:
         self.owners += graph.owners
         if not self.driver.nodes(graph.handle):
             return None
-        copy = without_copies(graph.handle, lowering) if scope.in_body else None
-        return copy or graph.resource
+        if not scope.in_body:
+            return graph.resource
+        refuse_collectives(graph.owners)
+        return without_copies(graph.handle, lowering) or graph.resource
 
     def _capture_call(
         self,

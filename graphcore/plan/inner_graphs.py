@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from graphcore.driver import Driver
+from graphcore.driver import Driver, collectives
 from graphcore.driver.records import (
     ChildParams,
     CopyOperand,
@@ -21,6 +21,7 @@ from graphcore.executable import Graph
 from graphcore.executable.handles import GraphResource
 from graphcore.interop.drivers import same_driver
 from graphcore.plan.lowering import Lowering
+from graphcore.resources.lifetime import OwnerSet
 from graphcore.resources.tensors import TensorRef
 
 _NOT_IN_A_CHILD = (NodeKind.ALLOC, NodeKind.FREE, NodeKind.CONDITIONAL)
@@ -45,6 +46,20 @@ def embeddable(graph: Any, driver: Driver) -> Graph:
         )
     _refuse(driver, handle, _NOT_IN_A_CHILD, "a child graph")
     return graph
+
+
+def refuse_collectives(owners: OwnerSet) -> None:
+    """Refuses what captured collectives, on every driver alike, as part of a conditional body.
+
+    Raises:
+        PlanError: Names the communicator.
+    """
+    for group in collectives.groups_in(owner.object for owner in owners):
+        raise PlanError(
+            f"graph: expected one without collectives for a conditional body, got one with those "
+            f"of {collectives.label_of(group)}: NCCL orders its work by event nodes, which no body "
+            "holds, and ranks that decide by themselves would not all send as often"
+        )
 
 
 def without_copies(graph: GraphHandle, lowering: Lowering) -> GraphResource | None:

@@ -10,9 +10,10 @@ import torch.distributed as dist
 from helpers.rank_steps import told
 from helpers.ranks import die
 
+from graphcore.decode import CUDAGraphAR, Sampling
 from graphcore.errors import CaptureError
 from graphcore.moe import Way
-from graphcore.parallel import Ranks, spread_experts
+from graphcore.parallel import ExpertParallelAR, Ranks, spread_experts
 from graphcore.parallel.expert_exchange import ExpertExchange
 from graphcore.parallel.rank_manifests import RankManifests
 
@@ -297,3 +298,132 @@ def busy_manifest():
     handle.restore()
     ranks.close()
     return first, second
+
+
+# ---- a whole model decoded through CUDAGraphAR ---------------------------------------------------
+
+PROMPTS = (
+    ([[1, 17, 42, 5], [3, 60, 9, 2]], None),
+    ([[7, 8], [50, 4]], None),
+    ([[11, 20, 31, 40, 50, 60], [0, 0, 0, 5, 6, 7]], [[1] * 6, [0, 0, 0, 1, 1, 1]]),
+    ([[13], [90]], None),
+)
+NEW = 6
+
+
+def prompt_of(rank):
+    ids, mask = PROMPTS[rank]
+    return torch.tensor(ids), None if mask is None else torch.tensor(mask)
+
+
+def decode_alone(rank):
+    """What one process gives for a rank's prompt: in float32 by replays, in float64 eagerly."""
+    ids, mask = prompt_of(rank)
+    found = {}
+    model = make_model()
+    with CUDAGraphAR(model, max_seq_len=32, batch_size=2) as runner:
+        found["greedy"] = runner.generate(ids, NEW, attention_mask=mask).tolist()
+    drawn = {"sampling": Sampling(temperature=1.0 + rank)}
+    with CUDAGraphAR(model, max_seq_len=32, batch_size=2, **drawn) as runner:
+        found["drawn"] = runner.generate(ids, NEW, attention_mask=mask, seed=rank).tolist()
+    exact = make_model().double()
+    greedy = {"max_new_tokens": NEW, "do_sample": False, "pad_token_id": 0}
+    found["exactly"] = exact.generate(ids, attention_mask=mask, **greedy).tolist()
+    return found
+
+
+def decode_with(runner, rank, **options):
+    ids, mask = prompt_of(rank)
+    return runner.generate(ids, NEW, attention_mask=mask, **options).tolist()
+
+
+def decode_mixture(slots, endings):
+    """A conversation on each rank, of another length; through the experts of all."""
+    ranks, handle = begin(slots=slots)
+    rank, found = ranks.rank, {}
+    ids, mask = prompt_of(rank)
+    with handle:
+        with ExpertParallelAR(handle, max_seq_len=32, batch_size=2) as runner:
+            found["greedy"] = decode_with(runner, rank)
+            found["length"] = runner.cache.seen_tokens
+            found["again"] = decode_with(runner, rank)
+            found["captures"] = runner.captures
+            nodes = [str(each) for each in runner.graph.snapshot().nodes]
+            found["exchanges"] = sum("alltoall" in each for each in nodes)
+            found["kept"] = [each for each in runner.graph.owners.labels() if "commun" in each]
+            stream = runner.stream(ids, NEW, attention_mask=mask)
+            found["streamed"] = torch.stack(list(stream), dim=1).tolist()
+            ended = decode_with(runner, rank, eos_token_id=endings, pad_token_id=0, poll_every=1)
+            found["ended"], found["held"] = ended, runner.cache.seen_tokens
+            found["late"] = decode_with(
+                runner, rank, eos_token_id=endings, pad_token_id=0, poll_every=4
+            )
+            found["held late"] = runner.cache.seen_tokens
+            runner.capture(ids, attention_mask=mask)
+            forced = runner.replay(torch.tensor([rank, 5]))
+            found["forced"] = forced.tolist()
+            # a control: replays to which the owners of experts send zeros give other tokens
+            ones = [each for layer in handle.layers.values() for each in layer._ones.values()]
+            for each in ones:
+                each.zero_()
+            found["dropped"] = decode_with(runner, rank)
+            for each in ones:
+                each.fill_(1)
+        with ExpertParallelAR(
+            handle, max_seq_len=32, batch_size=2, sampling=Sampling(temperature=1.0 + rank),
+            agree_every=3, prefill_chunk_size=2,
+        ) as runner:  # fmt: skip
+            found["drawn"] = decode_with(runner, rank, seed=rank)
+        with ExpertParallelAR(handle, max_seq_len=32, batch_size=2, capture=False) as runner:
+            found["eager"] = decode_with(runner, rank)
+        found["faults"] = handle.faults()
+    ranks.close()
+    return found
+
+
+def refuse_mixture():
+    """What ranks cannot decode together, and that they go on afterwards."""
+    ranks, handle = begin(slots=8)
+    odd, found = ranks.rank == 1, {}
+    ids = torch.tensor([[1, 17, 42, 5]])
+
+    def made(**options):
+        return told(lambda: ExpertParallelAR(handle, max_seq_len=16, **options))
+
+    found["handle"] = told(lambda: ExpertParallelAR(handle.model))
+    found["pieces"] = made(prefill_chunk_size=2, capture_prefill=odd)
+    found["rows"] = made(batch_size=1 + odd)
+    found["compile"] = made(compile=odd)
+    with ExpertParallelAR(handle, max_seq_len=16) as runner:
+        found["room"] = told(lambda: runner.generate(ids.repeat(1, 1 + 2 * odd), 6))
+        found["too long for one"] = told(lambda: runner.generate(ids, 6 + 30 * odd))
+        found["new tokens"] = told(lambda: runner.generate(ids, 5 + odd))
+        found["batch"] = told(lambda: runner.generate(ids.expand(1 + odd, 4), 4))
+        found["one launch"] = told(lambda: runner.generate_in_one_launch(ids, 4))
+        after = runner.generate(ids, NEW).tolist()
+        if odd:
+            norm = handle.model.model.norm
+            norm.weight = torch.nn.Parameter(norm.weight.detach().clone())
+        again = runner.generate(ids, NEW).tolist()
+        captures = runner.captures
+        if odd:
+            handle.restore()
+        found["restored"] = told(lambda: runner.generate(ids, 4))
+    handle.restore()
+    ranks.close()
+    return {name: each[:2] for name, each in found.items()}, after, again, captures
+
+
+def die_while_decoding():
+    ranks, handle = begin(slots=8, seconds=LIMIT)
+    ids = torch.tensor([[1, 17, 42, 5]])
+    runner = ExpertParallelAR(handle, max_seq_len=16)
+    runner.generate(ids, 2)
+    runner.capture(ids)
+    runner.replay()
+    if ranks.rank == 1:
+        die()
+    found = told(runner.replay)
+    runner.close()
+    ranks.close()
+    return found
