@@ -7,6 +7,7 @@ from collections import Counter
 from typing import Any
 
 import torch
+from several_outcome import Outcome
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from graphcore.moe import accelerate
@@ -15,18 +16,18 @@ from graphcore.parallel import spread_experts
 _PROMPT = 16
 
 
-def run(ranks: Any, *, small: bool, steps: int) -> list[str]:
+def run(ranks: Any, *, small: bool, steps: int) -> Outcome:
     """Steps equal one GPU's within float32's rounding, updates on all ranks; lines of a table."""
     count = steps or (24 if small else 2000)
-    config = _config(small)
+    config = config_of(small)
     here = config.num_experts // ranks.size
     slots = min(here, max(ranks.size * config.num_experts_per_tok, here // 2))
     kinds: Counter[str] = Counter()
     worst, seconds = 0.0, 0.0
-    alone = _model(ranks, config)
+    alone = model_of(ranks, config)
     with (
         accelerate(alone, config.num_experts, staging=False),
-        spread_experts(_model(ranks, config), ranks, slots) as handle,
+        spread_experts(model_of(ranks, config), ranks, slots) as handle,
         handle.reuse(decode_boundary_overlap=1) as reuse,
     ):
         decode, prompt = _Rows(ranks, handle, 1), _Rows(ranks, handle, _PROMPT)
@@ -44,25 +45,35 @@ def run(ranks: Any, *, small: bool, steps: int) -> list[str]:
                 result = reuse.run(prompt.step, prompt_rows=prompt.step.rows)
                 kinds[f"prompt {result.way.value}"] += 1
                 worst = max(worst, prompt.difference(alone))
-        assert not handle.faults(), handle.faults()
-        assert worst < 1e-4, worst
+        outcome = Outcome()
+        outcome.expect(not handle.faults(), f"faults: {handle.faults()}")
+        outcome.expect(worst < 1e-4, f"difference from one GPU: {worst:.2e}")
         told = ranks.agree("kinds", value=dict(kinds)).values
-        assert all(each == told[0] for each in told), told
-        assert kinds["update"] >= count // 10 - 2, kinds
+        outcome.expect(all(each == told[0] for each in told), f"kinds by rank: {told}")
+        updates = count // 10 - 2
+        outcome.expect(kinds["update"] >= updates, f"updates: expected {updates}, got {kinds}")
         hits = ranks.agree("hits", value=handle.hit_rate).values
-        report = str(reuse.report())
-        assert f"rank {ranks.rank} of {ranks.size}" in report
-    return [
+        name = f"rank {ranks.rank} of {ranks.size}"
+        outcome.expect(name in str(reuse.report()), f"report: expected {name} in it")
+    by_rank = ranks.agree("worst", value=worst).values
+    outcome.lines = [
         f"Qwen3-MoE shape, {config.num_hidden_layers} layers, float32, {count} steps, "
         f"{ranks.size} ranks, {slots} slots for {here} experts a rank",
         f"  kinds on every rank: {dict(kinds)}",
-        f"  greatest difference from one GPU alone: {worst:.2e}",
+        f"  greatest difference from one GPU alone by rank: "
+        f"{' '.join(f'{each:.2e}' for each in by_rank)}",
         f"  hit rate by rank: {' '.join(f'{each:.0%}' for each in hits)}",
         f"  {seconds / count * 1e6:.0f} us a step, looked at one by one",
     ]
+    outcome.figures = {
+        "steps": count, "slots": slots, "experts_a_rank": here, "kinds_by_rank": list(told),
+        "difference_by_rank": list(by_rank), "hit_rate_by_rank": list(hits),
+        "us_a_step": round(seconds / count * 1e6, 1),
+    }  # fmt: skip
+    return outcome
 
 
-def _config(small: bool) -> Any:
+def config_of(small: bool) -> Any:
     sizes: dict[str, Any] = {
         "hidden_size": 2048, "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128,
         "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768,
@@ -80,7 +91,7 @@ def _config(small: bool) -> Any:
     )  # fmt: skip
 
 
-def _model(ranks: Any, config: Any) -> Any:
+def model_of(ranks: Any, config: Any) -> Any:
     torch.manual_seed(4321)
     with ranks.device:
         model = Qwen3MoeForCausalLM(config).eval()

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from several_outcome import Outcome
 
 import graphcore
 from graphcore.errors import CaptureError
@@ -17,7 +18,7 @@ _kept: list[Any] = []
 """Graphs that nobody closes: the end of the process has to."""
 
 
-def run(ranks: Any, *, small: bool, steps: int) -> list[str]:
+def run(ranks: Any, *, small: bool, steps: int) -> Outcome:
     """Replays equal eager results, new communicators are refused; lines of a table."""
     size, device = ranks.size, ranks.device
     count = (64 if small else 1 << 20) * size
@@ -60,13 +61,22 @@ def run(ranks: Any, *, small: bool, steps: int) -> list[str]:
     _kept.extend((graph, executable, capture.graph, capture.graph.instantiate()))
     _kept[-1].launch()
     rounds = steps or 200
-    lines = [f"{size} rank, {dist.get_backend()}, {device}: replays equal eager, {labels[0]}"]
-    works = {"replay": executable.launch, "eager": step}
-    lines += [f"{name}: {_us(work, rounds, device):.1f} us a step" for name, work in works.items()]
+    title = f"{size} rank, {dist.get_backend()}, {device}: replays equal eager, {labels[0]}"
+    outcome = Outcome([title])
+    _time({"replay": executable.launch, "eager": step}, rounds, device, outcome)
     for _ in range(rounds):
         ranks.agree("round")
-    lines.append("the process now ends with its graphs open")
-    return lines
+    outcome.lines.append("the process now ends with its graphs open")
+    return outcome
+
+
+def _time(
+    works: dict[str, Callable[[], object]], rounds: int, device: Any, outcome: Outcome
+) -> None:
+    for name, work in works.items():
+        cost = _us(work, rounds, device)
+        outcome.lines.append(f"{name}: {cost:.1f} us a step")
+        outcome.figures[f"{name}_us"] = round(cost, 1)
 
 
 def _refusal(total: torch.Tensor, group: Any) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from several_outcome import Outcome
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from graphcore.decode import CUDAGraphAR
@@ -16,13 +17,13 @@ from graphcore.parallel import TensorParallelAR, load_sharded
 _ROOM = 32
 
 
-def run(ranks: Any, *, small: bool, steps: int) -> list[str]:
+def run(ranks: Any, *, small: bool, steps: int) -> Outcome:
     """Float32 tokens equal one GPU's and eager ones; lines of a table of bfloat16 and float32."""
     count = steps or (8 if small else 128)
-    lines = []
+    outcome = Outcome()
     for dtype in (torch.float32, torch.bfloat16):
-        lines += _of_dtype(ranks, dtype, count, small=small)
-    return lines
+        _of_dtype(ranks, dtype, count, outcome, small=small)
+    return outcome
 
 
 def _config(small: bool) -> Any:
@@ -41,7 +42,7 @@ def _config(small: bool) -> Any:
     )  # fmt: skip
 
 
-def _of_dtype(ranks: Any, dtype: Any, count: int, *, small: bool) -> list[str]:
+def _of_dtype(ranks: Any, dtype: Any, count: int, outcome: Outcome, *, small: bool) -> None:
     whole = _whole(ranks, dtype, small=small)
     model = _parts(ranks, whole, dtype)
     prompt = torch.tensor([[1, 17, 42, 5, 9, 60, 33, 2]], device=ranks.device)
@@ -60,14 +61,17 @@ def _of_dtype(ranks: Any, dtype: Any, count: int, *, small: bool) -> list[str]:
     if ranks.device.type == "cuda":
         found["ranks, torch's own capture"] = _torch_capture(ranks, model, prompt, count)
     first = found["one GPU, captured"][0]
-    same = {name: ids == first for name, (ids, _) in found.items()}
-    if dtype is torch.float32:
-        assert all(same.values()), {name: ids for name, (ids, _) in found.items()}
-    title = f"Llama, {str(dtype).removeprefix('torch.')}, {count} tokens, {ranks.size} ranks"
-    return [title] + [
-        f"  {name}: {count / seconds:.1f} tokens/s, {'equal' if same[name] else 'other'} tokens"
-        for name, (_, seconds) in found.items()
-    ]
+    kind = str(dtype).removeprefix("torch.")
+    outcome.lines.append(f"Llama, {kind}, {count} tokens, {ranks.size} ranks")
+    for name, (ids, seconds) in found.items():
+        is_equal = ids == first
+        if dtype is torch.float32:
+            outcome.expect(is_equal, f"{name}: expected the tokens of one GPU {first}, got {ids}")
+        rate, words = count / seconds, "equal" if is_equal else "other"
+        outcome.lines.append(f"  {name}: {rate:.1f} tokens/s, {words} tokens")
+        outcome.figures[f"{kind}: {name}"] = {
+            "tokens_per_second": round(rate, 2), "equal": is_equal
+        }  # fmt: skip
 
 
 def _whole(ranks: Any, dtype: Any, *, small: bool) -> Any:

@@ -328,6 +328,26 @@ def join_badly():
     return {name: each[:2] for name, each in found.items()}, place
 
 
+def share_a_device():
+    """Each rank's device is called what the other's is, as by a wrong LOCAL_RANK."""
+    import os
+
+    from graphcore.parallel import ranks as module
+    from graphcore.parallel.places import Place
+
+    module.place_of = lambda device: Place("a machine", "GPU-1")
+    shared = told(lambda: Ranks.join(timeout_seconds=30))
+    module.place_of = lambda device: Place("a machine", f"GPU-{dist.get_rank()}")
+    with Ranks.join(timeout_seconds=30) as ranks:  # they go on, with a device each
+        values = ranks.agree("step", value=ranks.rank).values
+    dist.destroy_process_group()
+    dist.is_nccl_available = lambda: False
+    absent = told(lambda: Ranks.join(backend="nccl", timeout_seconds=30))
+    del os.environ["WORLD_SIZE"]
+    alone = told(lambda: Ranks.join(backend="gloo", timeout_seconds=30))
+    return shared, values, absent, alone
+
+
 def lose_the_store():
     """The process that keeps the store goes; the ranks are told so."""
     ranks = Ranks.join(timeout_seconds=1.0)

@@ -1,5 +1,6 @@
 """NCCL inside captured graphs, by the acceptance script: on one GPU, and on all there are."""
 
+import json
 import os
 import subprocess
 import sys
@@ -8,6 +9,13 @@ import pytest
 from helpers.repository import ROOT
 
 SCRIPT = "benchmarks/several_gpus"
+
+
+@pytest.fixture(autouse=True)
+def results(tmp_path, monkeypatch):
+    """Where the script writes its figures."""
+    monkeypatch.setenv("OUT", str(tmp_path))
+    return tmp_path
 
 
 def run_script(ranks, *arguments, seconds=280):
@@ -33,7 +41,7 @@ def test_one_rank_replays_nccl_and_its_process_exits_with_the_graphs_open():
 
 @pytest.mark.gpu
 @pytest.mark.exclusive
-@pytest.mark.parametrize("what", ["one", "tensor", "expert"])
+@pytest.mark.parametrize("what", ["one", "tensor", "expert", "mixture"])
 def test_all_gpus_of_a_machine_do_what_one_does(what):
     import torch
 
@@ -44,8 +52,12 @@ def test_all_gpus_of_a_machine_do_what_one_does(what):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", ["one", "tensor", "expert"])
-def test_the_script_runs_without_a_gpu_too(what, monkeypatch):
+@pytest.mark.parametrize("what", ["one", "tensor", "expert", "mixture"])
+def test_the_script_runs_without_a_gpu_too(what, results, monkeypatch):
     monkeypatch.setenv("GRAPHCORE_DRIVER", "emulated")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert "2 rank" in run_script(2, what, "--small", "--timeout", "60")
+    written = json.loads((results / f"several_gpus_{what}_2.json").read_text())
+    assert written["figures"]
+    assert written["problems_by_rank"] == [[], []]
+    assert written["meaningless"]

@@ -128,6 +128,19 @@ def test_what_cannot_be_joined_is_refused_by_name():
     assert place == "GPU-7"
 
 
+def test_two_ranks_on_one_device_or_without_nccl_are_refused_on_both_at_once():
+    for answer in run_ranks(2, rank_steps.share_a_device):
+        shared, values, absent, alone = answer.result
+        assert shared[0] == "ConfigurationError"
+        assert "got GPU-1 of a machine for ranks 0 and 1" in shared[1]
+        assert values == (0, 1)
+        assert absent[0] == "DriverUnavailable"
+        assert "backend 'nccl' is needed here" in absent[1]
+        assert alone[0] == "ConfigurationError"
+        assert "got no WORLD_SIZE; start the processes with torchrun" in alone[1]
+        assert max(shared[2], absent[2], alone[2]) < 15  # nobody waited for the other
+
+
 def test_a_store_whose_process_is_gone_is_told_as_such():
     for answer in run_ranks(2, rank_steps.lose_the_store):
         kind, text = answer.result
