@@ -109,6 +109,9 @@ class CUDAGraphAR(Holding, Generating, NotCopied):
         CacheTypeError: A cache that is not static.
     """
 
+    # what every token reads: side by side in the object, not spread over a dictionary
+    __slots__ = ("_launch", "_limit", "_state", "_token")
+
     model: Any = fixed("make a runner for the other model")
     cache: StaticKVCache = fixed("use(cache) takes another one over")
     _gave_back = False

@@ -88,6 +88,8 @@ class Registry:
 
     def revisions(self) -> tuple[int, ...]:
         """Changes whenever this plan, or one embedded in it, does."""
+        if not self.embedded:
+            return (self.revision,)
         return tuple(each.revision for each in self.reached())
 
 

@@ -27,6 +27,9 @@ class Holding:
     Args:
         limits: The budget.
         report: Told of each entry that left.
+
+    Attributes:
+        newest: The entry that :meth:`note` was told of last; None where the order changed since.
     """
 
     def __init__(self, limits: Limits, report: Report) -> None:
@@ -37,6 +40,7 @@ class Holding:
         self.lookups = 0
         # used without a lookup, in that order, since the entries were last put in theirs
         self._noted: dict[Entry, None] = {}
+        self.newest: Entry | None = None
         self._pool_bytes: dict[Hashable, int] = {}
         self._retired: list[Retired] = []
         self._report = report
@@ -62,14 +66,14 @@ class Holding:
         entry.last_time = now
         self.entries.move_to_end(entry.identity)
 
-    def note(self, entry: Entry, now: float) -> None:
-        """Notes that ``entry`` was used, at the cost of no lookup."""
-        entry.uses += 1
-        entry.last_time = now
+    def note(self, entry: Entry) -> None:
+        """Notes that ``entry`` was used, without a lookup, behind all those noted before."""
         self._noted.pop(entry, None)
         self._noted[entry] = None
+        self.newest = entry
 
     def _settle_order(self) -> None:
+        self.newest = None
         noted, self._noted = self._noted, {}
         for entry in sorted(noted, key=lambda each: each.last_time):
             if self.entries.get(entry.identity) is entry:
@@ -123,6 +127,7 @@ class Holding:
         if entry.family is not None and self.families.get(family) is entry:
             del self.families[family]
         self.entries.pop(entry.identity, None)
+        self.newest = None
         self._noted.pop(entry, None)
 
     def remove(self, entry: Entry, cause: Cause, *, waited: bool = False) -> None:

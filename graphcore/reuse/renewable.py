@@ -55,8 +55,11 @@ class EntryUse:
 
     def note(self) -> float:
         """Notes a use, without a lookup; the time of the cache's clock."""
-        now = self._clock()
-        self._holding.note(self._entry, now)
+        entry, holding = self._entry, self._holding
+        entry.uses += 1
+        entry.last_time = now = self._clock()
+        if entry is not holding.newest:
+            holding.note(entry)
         return now
 
 

@@ -114,13 +114,20 @@ class MoECounting:
 
 
 class Tally:
-    """What is counted together, and how often it was: ``times``, for its user to raise."""
+    """What is counted together: how often it was and what it took, for its user to raise.
 
-    __slots__ = ("counts", "times")
+    Attributes:
+        counts: Name -> by how much it grows each time.
+        times: How often.
+        seconds: All together.
+    """
+
+    __slots__ = ("counts", "seconds", "times")
 
     def __init__(self, counts: dict[str, int]) -> None:
         self.counts = counts
         self.times = 0
+        self.seconds = 0.0
 
 
 def _check(names: Iterable[str]) -> None:

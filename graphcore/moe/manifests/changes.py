@@ -14,22 +14,23 @@ class Changes(threading.Condition):
 
     Attributes:
         lock: Its lock, reentrant; ``with changes.lock`` is ``with changes``, at less cost.
+        waiting: How many threads wait; where none does, there is nobody to :meth:`tell`.
     """
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
         super().__init__(self.lock)
-        self._waiting = 0
+        self.waiting = 0
 
     def wait(self, timeout: float | None = None) -> bool:
         """Waits until it is told, with the lock held; False where ``timeout`` seconds passed."""
-        self._waiting += 1  # interrupted at once it stays too high, which costs a vain look
+        self.waiting += 1  # interrupted at once it stays too high, which costs a vain look
         try:
             return super().wait(timeout)
         finally:
-            self._waiting -= 1
+            self.waiting -= 1
 
     def tell(self) -> None:
         """Wakes whoever waits, with the lock held."""
-        if self._waiting:
+        if self.waiting:
             self.notify_all()

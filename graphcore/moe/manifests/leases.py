@@ -6,7 +6,7 @@ by one dispatch under a lease. :class:`graphcore.moe.Ownership` gives both.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
@@ -75,6 +75,38 @@ class Transaction(NamedTuple):
 
     token: int
     lease: Lease
+
+
+class Passage:
+    """How a dispatch that comes again and again enters: by the transaction that it had before.
+
+    Made by :meth:`graphcore.moe.Ownership.passage`. Nobody else's, and for one thread at a time.
+
+    Attributes:
+        transaction: That is taken up again each time.
+        lease: Of it.
+        number: Of the lease.
+        thread: That enters.
+        claims: The transaction, by each of its groups; never changed in place.
+        revision: Of the ownership, for as long as which it holds.
+    """
+
+    __slots__ = ("claims", "lease", "number", "revision", "thread", "transaction")
+
+    def __init__(self, transaction: Transaction, revision: int) -> None:
+        self.revision = revision
+        self._take(transaction)
+
+    def move_to(self, thread: int) -> None:
+        """Another thread enters from now on."""
+        lease = self.lease._replace(thread=thread)
+        self._take(Transaction(self.transaction.token, lease))
+
+    def _take(self, transaction: Transaction) -> None:
+        lease = transaction.lease
+        self.claims: Mapping[Hashable, Transaction] = dict.fromkeys(lease.groups, transaction)
+        self.transaction, self.lease = transaction, lease
+        self.number, self.thread = lease.number, lease.thread
 
 
 PASSING = frozenset({RefusalReason.REPLACING, RefusalReason.MAINTENANCE})

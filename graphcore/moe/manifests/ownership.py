@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 from graphcore.errors import ConfigurationError, LifecycleError
@@ -20,6 +20,7 @@ from graphcore.moe.manifests.leases import (
     PASSING,
     Admission,
     Lease,
+    Passage,
     Refusal,
     RefusalReason,
     Transaction,
@@ -30,6 +31,7 @@ __all__ = [
     "Admission",
     "Lease",
     "Ownership",
+    "Passage",
     "Refusal",
     "RefusalReason",
     "Transaction",
@@ -37,10 +39,8 @@ __all__ = [
 
 MOST_TOKENS = 2**64 - 1
 
-# for what every step of a model does
-_OPEN = Admission.OPEN
-_made = tuple.__new__  # a named tuple's own way in takes twice as long
-_thread = threading.get_ident
+_NOBODY: Mapping[Hashable, Transaction] = {}
+_thread = threading.get_ident  # for what every step of a model does
 
 
 class Ownership:
@@ -51,6 +51,10 @@ class Ownership:
         generation: Of the manifest that they are of.
         changes: The lock to use, and what is told of every change; None makes one.
         first_token: Of transactions; none is given twice.
+
+    Attributes:
+        revision: Another number after everything that decides who may enter: a change of groups
+            that begins, another manifest, admission that opens or closes.
     """
 
     def __init__(
@@ -66,10 +70,11 @@ class Ownership:
         self._epochs: dict[Hashable, int] = dict.fromkeys(groups, 1)
         self._generation = generation
         self._admission = Admission.OPEN
-        self._known: dict[tuple[Hashable, ...], tuple[tuple[Hashable, int], ...]] = {}
         self._changing: dict[Hashable, int] = {}  # group -> thread that changes it
         self._leases: dict[int, Lease] = {}
-        self._transactions: dict[Hashable, Transaction] = {}
+        # made anew at each change, so that those of a passage are put there as they are
+        self._transactions: Mapping[Hashable, Transaction] = _NOBODY
+        self.revision = 0
         self._next_lease = 1
         self._next_token = first_token
 
@@ -171,9 +176,9 @@ class Ownership:
     def release(self, lease: Lease) -> None:
         """Gives ``lease`` back, and the transaction under it; a second time does nothing."""
         with self._changed:
-            self._leases.pop(lease.number, None)
-            self._drop_transactions(lease)
             self._changed.tell()
+            self._drop_transactions(lease)
+            self._leases.pop(lease.number, None)  # at last: what Ctrl-C left is found by its lease
 
     @contextmanager
     def held(
@@ -232,7 +237,8 @@ class Ownership:
                 return Refusal(RefusalReason.EXHAUSTED)
             transaction = Transaction(self._next_token, lease)
             self._next_token += 1
-            self._transactions.update(dict.fromkeys(lease.groups, transaction))
+            claims = dict.fromkeys(lease.groups, transaction)
+            self._transactions = {**self._transactions, **claims}
             return transaction
 
     def finish(self, transaction: Transaction) -> None:
@@ -242,13 +248,11 @@ class Ownership:
             self._changed.tell()
 
     def _drop_transactions(self, lease: Lease) -> None:
-        if not self._leases:  # there is nobody whose they could be
-            self._transactions.clear()
-            return
-        for group in lease.groups:
-            found = self._transactions.get(group)
-            if found is not None and found.lease.number == lease.number:
-                del self._transactions[group]
+        self._transactions = {
+            group: found
+            for group, found in self._transactions.items()
+            if found.lease.number != lease.number
+        }
 
     def enter(
         self, owner: Hashable, groups: tuple[Hashable, ...], generation: int
@@ -257,43 +261,59 @@ class Ownership:
 
         Arguments as of :meth:`lease`, without waiting.
         """
-        with self._lock:
-            epochs = self._known.get(groups)
-            if (
-                epochs is None
-                or self._changing
-                or self._admission is not _OPEN
-                or generation != self._generation
-            ):
-                refusal = self._refusal(groups, generation)
-                if refusal is not None:
-                    return refusal
-                epochs = tuple((group, self._epochs[group]) for group in groups)
-                self._known[groups] = epochs
-            transactions, number, token = self._transactions, self._next_lease, self._next_token
-            if transactions and not transactions.keys().isdisjoint(groups):
-                taken = next(group for group in groups if group in transactions)
-                return Refusal(RefusalReason.BUSY, str(taken))
-            if token > MOST_TOKENS:
-                return Refusal(RefusalReason.EXHAUSTED)
-            lease = _made(Lease, (number, owner, generation, epochs, _thread()))
-            transaction = _made(Transaction, (token, lease))
-            self._next_lease, self._next_token = number + 1, token + 1
-            self._leases[number] = lease
-            for group in groups:
-                transactions[group] = transaction
+        with self._changed:
+            lease = self.lease(owner, groups, generation=generation)
+            if isinstance(lease, Refusal):
+                return lease
+            transaction = self.begin(lease)
+            if isinstance(transaction, Refusal):
+                self.release(lease)
             return transaction
+
+    def passage(self, transaction: Transaction) -> Passage | None:
+        """How whoever is in by ``transaction``, of :meth:`enter`, enters again.
+
+        None where a change waits for it to leave, so that it would not be let in now.
+        """
+        lease = transaction.lease
+        with self._changed:
+            refusal = self._check(lease) or self._refusal(lease.groups, lease.generation)
+            return None if refusal else Passage(transaction, self.revision)
+
+    def enter_again(self, passage: Passage) -> bool:
+        """Takes the transaction of ``passage`` up once more; :meth:`leave` ends it.
+
+        False where another dispatch uses its groups, or what decides who may enter has changed
+        since it was made: then nothing was taken, and :meth:`enter` says what holds.
+        """
+        with self._lock:
+            if passage.revision != self.revision:
+                return False
+            if passage.thread != _thread():
+                passage.move_to(_thread())
+            claims, others = passage.claims, self._transactions
+            if others:
+                if not others.keys().isdisjoint(claims):
+                    return False
+                claims = {**others, **claims}
+            self._leases[passage.number] = passage.lease
+            self._transactions = claims
+            return True
 
     def leave(self, transaction: Transaction) -> None:
         """Ends what :meth:`enter` began; a second time does nothing."""
         lease, leases = transaction.lease, self._leases
+        number = lease.number
         with self._lock:
-            leases.pop(lease.number, None)
-            if leases:
+            if number not in leases:
+                return
+            if self._changed.waiting:
+                self._changed.notify_all()
+            if len(leases) == 1:  # there is nobody else whose transactions could be
+                self._transactions = _NOBODY
+            else:
                 self._drop_transactions(lease)
-            else:  # there is nobody whose transactions could be
-                self._transactions.clear()
-            self._changed.tell()
+            del leases[number]  # at last: what Ctrl-C left is found by its lease
 
     def abandon(self, owner: Hashable) -> None:
         """Gives back all that ``owner`` has on this thread: for after an interrupt."""
@@ -346,6 +366,7 @@ class Ownership:
                 raise ConfigurationError(f"groups: expected {list(self._epochs)}, got {unknown}")
             if names & set(self._changing) or self._admission is not Admission.OPEN:
                 raise LifecycleError("changing: the groups are being changed already")
+            self.revision += 1
             self._changing.update(dict.fromkeys(names, threading.get_ident()))
             try:
                 if not self.wait_idle(timeout, names):
@@ -357,7 +378,6 @@ class Ownership:
             yield
         finally:
             with self._changed:
-                self._known.clear()
                 for name in names:
                     self._epochs[name] += 1
                 self._reopen(names)
@@ -381,6 +401,7 @@ class Ownership:
     def set_admission(self, admission: Admission) -> None:
         """Opens or closes admission to all groups; leases that are out hold on."""
         with self._changed:
+            self.revision += 1
             self._admission = admission
             self._changed.tell()
 
@@ -413,7 +434,7 @@ class Ownership:
         with self._changed:
             if self._leases:
                 raise LifecycleError("succeed: leases of the old manifest are still out")
-            self._known.clear()
+            self.revision += 1
             self._epochs = {name: self._epochs.get(name, 0) + 1 for name in groups}
             self._generation = generation
             self._changed.tell()

@@ -239,15 +239,15 @@ class SlotPool:
 
     def doubt(self, name: str) -> None:
         """Notes that the copy of the newest step's misses may not have run; see :meth:`settle`."""
-        self._doubtful.add(name)
+        self._doubtful |= {name}
+        self.order.turn += 1
 
-    def stands(self, serial: int, stream: StreamHandle) -> bool:
-        """Whether it is open, of these allocations, settled, and its newest step was on ``stream``.
+    def stands(self, stream: StreamHandle) -> bool:
+        """Whether it is open and settled, and its newest step was on ``stream``.
 
-        All of what a step that was the same before has to know, at the price of one question.
+        Where that was so it is so for as long as ``order.turn`` is the number that it was before.
         """
-        is_open = not (self._is_closed or self._doubtful)
-        return is_open and self._now.serial == serial and self.order.handle == stream
+        return self.order.handle == stream and not (self._doubtful or self._is_closed)
 
     @property
     def is_settled(self) -> bool:
@@ -338,6 +338,7 @@ class SlotPool:
         }
         self._doubtful &= staying
         self._now = _Allocation(dict(groups), next(_serials), self.generation + 1)
+        self.order.turn += 1
         for name, group in old.items():
             if name not in staying:
                 group.close()
@@ -345,6 +346,7 @@ class SlotPool:
     def close(self) -> None:
         """Lets go of the memory; graphs that use it keep it. A second call does nothing."""
         self._is_closed = True
+        self.order.turn += 1
         groups, self._now = self._now.groups, self._now._replace(groups={})
         for group in groups.values():
             group.close()

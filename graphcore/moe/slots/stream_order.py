@@ -20,6 +20,9 @@ class StreamOrder:
         self._last: Stream | None = None
         self.handle: StreamHandle | None = None
         """Of the newest step; None before the first."""
+        self.turn = 0
+        """Another number after each step on another stream, and after whatever else makes the slots
+        not those that the newest step left. The pool says so."""
 
     def enter(self, stream: Stream) -> None:
         """Orders what follows on ``stream`` behind the steps before.
@@ -28,12 +31,15 @@ class StreamOrder:
             CudaError: The driver refused; the order is as before.
         """
         last = self._last
-        if last is None or last.handle == stream.handle:
-            self._last, self.handle = stream, stream.handle
-            return
-        with turn_on(last.handle, stream.handle):
-            self._follow(last, stream)
-        self._last, self.handle = stream, stream.handle
+        if last is not None:
+            if last.handle == stream.handle:
+                self._last = stream
+                return
+            with turn_on(last.handle, stream.handle):
+                self._follow(last, stream)
+        handle = stream.handle
+        self._last, self.handle = stream, handle
+        self.turn += 1
 
     def _follow(self, last: Stream, stream: Stream) -> None:
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -39,11 +39,13 @@ from graphcore.moe.steps.step_sights import StepSights, products_of
 # every step asks, and a name that is not set costs 1 us in os.environ: what CPython keeps in there
 # is asked where it is to be had
 _kept: Any = getattr(os.environ, "_data", None)
-_environment, _DISABLE, _ON = (
+_environment, _DISABLE, OFF = (
     (os.environ, "GRAPHCORE_DISABLE", "1")
     if _kept is None
     else (_kept, os.environ.encodekey("GRAPHCORE_DISABLE"), os.environ.encodevalue("1"))
 )
+said_of_graphs: Callable[[], object] = partial(_environment.get, _DISABLE)
+"""Tells what ``GRAPHCORE_DISABLE`` is, :data:`OFF` where that turns graphs off."""
 
 
 class FactFinder:
@@ -226,7 +228,7 @@ class FactFinder:
 
 def is_disabled() -> bool:
     """Whether ``GRAPHCORE_DISABLE=1`` turns graphs off."""
-    return bool(_environment.get(_DISABLE) == _ON)
+    return said_of_graphs() == OFF
 
 
 def _per_node(records: Records, count: int) -> Records:

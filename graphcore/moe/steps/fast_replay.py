@@ -1,23 +1,24 @@
-"""FastReplay: a replay that was decided, and by what few comparisons it holds once more.
+"""FastReplay: a replay that was decided, with all that it was decided from.
 
 A replay whose graph, certificate, manifest, slots and stream are the very objects of the last one
-needs no facts found out: nothing that they come from has changed.
+needs no facts found out: nothing that they come from has changed. FastRunning compares them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from graphcore.driver import Stream
-from graphcore.driver.records import StreamHandle
 from graphcore.executable import GraphExec
 from graphcore.interop.streams import current_stream, current_stream_reader
 from graphcore.moe.decisions.certificate import Certificate
+from graphcore.moe.decisions.counters import Tally
 from graphcore.moe.decisions.decision import Decision
 from graphcore.moe.decisions.entry_state import EntryState
-from graphcore.moe.manifests.manifest_registry import Published
+from graphcore.moe.decisions.lookup_key import LookupKey
+from graphcore.moe.manifests.leases import Passage
 from graphcore.moe.manifests.names import Phase
 from graphcore.moe.slots.slot_pool import SlotPool
 from graphcore.moe.steps.step_facts import StepFacts
@@ -26,27 +27,38 @@ from graphcore.moe.steps.variant_table import Variant
 from graphcore.reuse.renewable import EntryUse
 
 
+class Given(NamedTuple):
+    """What a caller gave, as it was given: certificate, stream and phase."""
+
+    certificate: Certificate | None
+    stream: Any
+    phase: Phase | None
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class FastReplay:
     """One replay.
 
     Args:
         work: What runs.
+        prompt_rows: How many of its rows belong to prompts.
+        given_phase: As the caller gave it.
         uid: Of it.
         given: The certificate as the caller gave it; None: one was issued.
         certificate: Of the step.
         given_stream: As the caller gave it; None: the current one.
         stream: What it was.
-        handle: Of it.
         read_current: Tells one current stream from another.
         current: What it said.
         phase: That the call counts as.
-        published: The manifest.
+        revision: Of the ownership, before anything was decided.
+        generation: Of the manifest.
+        passage: How it enters its groups; None for a plain step.
         pool: The slots; None for a plain step.
-        serial: Of their allocations.
-        names: Of the groups.
-        epochs: Of the groups, by name.
+        turn: Of those: what the order of their steps said.
+        tally: Counts it.
         variant: Its variant.
+        key: Of that.
         state: What was known of that.
         use: Its executable in hand.
         executable: The same, bare.
@@ -54,71 +66,38 @@ class FastReplay:
     """
 
     work: StepWork
+    prompt_rows: int
+    given_phase: Phase | None
     uid: int
     given: Certificate | None
     certificate: Certificate | None
     given_stream: Any
     stream: Stream
-    handle: StreamHandle
     read_current: Callable[[], int]
     current: int
     phase: Phase
-    published: Published
+    revision: int
+    generation: int
+    passage: Passage | None
     pool: SlotPool | None
-    serial: int
-    names: tuple[str, ...]
-    epochs: tuple[Any, ...]
+    turn: int
+    tally: Tally
     variant: Variant
+    key: LookupKey
     state: EntryState
     use: EntryUse
     executable: GraphExec
     decision: Decision
-
-    def holds(
-        self,
-        work: StepWork,
-        certificate: Certificate | None,
-        stream: Any,
-        published: Published,
-        pool: SlotPool | None,
-    ) -> bool:
-        """Whether everything that it was decided from is as it was; the slots are looked at later.
-
-        Args:
-            work: Of the call.
-            certificate: As the caller gives it.
-            stream: As the caller gives it.
-            published: The manifest of now.
-            pool: The slots of now.
-        """
-        given = self.given_stream
-        return (
-            self.work is work
-            and work.uid == self.uid
-            and self.given is certificate
-            and self.published is published
-            and self.variant.state is self.state
-            and not work.obstacle
-            and (self.pool is pool or self.pool is None)
-            and (stream is given or bool(stream == given))
-            and (stream is not None or self.read_current() == self.current)
-        )
-
-    def has_slots(self) -> bool:
-        """Whether the slots are as they were; asked once nobody else may use them.
-
-        Before that another thread may still step on another stream, or leave a step half done.
-        """
-        pool = self.pool
-        return pool is None or pool.stands(self.serial, self.handle)
 
 
 def fast_replay(
     facts: StepFacts,
     variant: Variant,
     decision: Decision,
-    given: tuple[Certificate | None, Any],
-    epochs: tuple[Any, ...],
+    given: Given,
+    revision: int,
+    passage: Passage | None,
+    tally: Tally,
 ) -> FastReplay | None:
     """What the next call of ``facts`` may come to at once; None where it has to be looked at.
 
@@ -126,34 +105,44 @@ def fast_replay(
         facts: Of a call that launched a graph, after which its variant holds what was captured.
         variant: Its variant.
         decision: What a replay of it is.
-        given: Certificate and stream as the caller gave them.
-        epochs: Of its groups, under the lease that it had.
+        given: What the caller gave.
+        revision: Of the ownership, before facts were found.
+        passage: Of its groups, where it has entered any.
+        tally: Counts replays of so many groups.
     """
     step, use = facts.step, variant.use
-    if use is None or not step.uid:
+    groups = facts.seen.groups
+    if use is None or not step.uid or (groups and passage is None):
         return None
     stream = step.stream
-    if given[1] is None and current_stream(stream.driver) != stream.handle:
+    if given.stream is None and current_stream(stream.driver) != stream.handle:
         return None
-    pool = facts.pool if facts.seen.groups else None
+    pool, turn = (facts.pool if groups else None), 0
+    if pool is not None:
+        turn = pool.order.turn
+        if not pool.stands(stream.handle):
+            return None
     read_current = current_stream_reader(stream.driver)
     return FastReplay(
         work=step.work,
+        prompt_rows=step.prompt_rows,
+        given_phase=given.phase,
         uid=step.uid,
-        given=given[0],
+        given=given.certificate,
         certificate=step.certificate,
-        given_stream=given[1],
+        given_stream=given.stream,
         stream=stream,
-        handle=stream.handle,
         read_current=read_current,
         current=read_current(),
         phase=step.phase,
-        published=facts.published,
+        revision=revision,
+        generation=facts.published.generation,
+        passage=passage,
         pool=pool,
-        serial=0 if pool is None else pool.serial,
-        names=facts.seen.names,
-        epochs=epochs,
+        turn=turn,
+        tally=tally,
         variant=variant,
+        key=variant.key,
         state=variant.state,
         use=use,
         executable=use.executable,

@@ -33,7 +33,6 @@ class StepLog:
     Attributes:
         counting: The counters.
         records: The newest calls but replays of what is unchanged, oldest first.
-        number: How many calls there were.
         reasons: Calls but replays of what is unchanged, by kind and reason.
     """
 
@@ -44,21 +43,35 @@ class StepLog:
         self.observers: list[Observer] = list(observers)
         self.counting = MoECounting()
         self.records: deque[StepRecord] = deque(maxlen=_KEPT)
-        self.number = 0
+        self._noted = 0
         self.reasons: Counter[tuple[Kind, Reason]] = Counter()
         # calls, then seconds as StepSeconds has them
         self._sums = {kind: [0.0] * 5 for kind in Kind}
-        self._replays = self._sums[Kind.REPLAY]
         self._changed_in_a_row: Counter[LookupKey] = Counter()
         self._tallies: dict[int, Tally] = {}
+
+    @property
+    def number(self) -> int:
+        """How many calls there were."""
+        return self._noted + sum(tally.times for tally in self._tallies.values())
+
+    def next_number(self) -> int:
+        """The number of one call more, which is none that a tally counts."""
+        self._noted += 1
+        return self.number
 
     @property
     def totals(self) -> dict[Kind, StepTotals]:
         """Calls and seconds of each kind that there was."""
         timed = {} if self.device is None else self.device.sums()
+        sums = {kind: [*each] for kind, each in self._sums.items()}
+        replays = sums[Kind.REPLAY]
+        for tally in self._tallies.values():
+            replays[0] += tally.times
+            replays[3] += tally.seconds
         return {
             kind: StepTotals(int(calls), StepSeconds(*seconds), *timed.get(kind, (0, 0.0)))
-            for kind, (calls, *seconds) in self._sums.items()
+            for kind, (calls, *seconds) in sums.items()
             if calls
         }
 
@@ -96,18 +109,18 @@ class StepLog:
                 decision.detail,
             )
 
-    def note_replay(self, seconds: float, groups: int) -> None:
-        """Writes down a replay of what is unchanged, at little cost; observers are told apart."""
-        self.number += 1
-        self._replays[0] += 1
-        self._replays[3] += seconds
+    def replay_tally(self, groups: int) -> Tally:
+        """What counts replays of what is unchanged, of so many groups, and their launch seconds.
+
+        Whoever makes one raises it; observers are told apart.
+        """
         tally = self._tallies.get(groups)
         if tally is None:
             tally = self._tallies[groups] = self.counting.tally(
                 {"calls": 1, "replays": 1, "plan_calls": 1, "plan_reuses": 1,
                  "ready": groups, "completed": groups}
             )  # fmt: skip
-        tally.times += 1
+        return tally
 
     def tell(self, record: StepRecord) -> None:
         """Tells the observers; what one of them raises is a warning, for the step has run."""

@@ -9,10 +9,8 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import replace
 from time import perf_counter
-from typing import Any, NamedTuple
 
 from graphcore.moe.decisions.activation import ActivationFacts, activate
-from graphcore.moe.decisions.certificate import Certificate
 from graphcore.moe.decisions.decision import Decision
 from graphcore.moe.decisions.entry_state import EntryState
 from graphcore.moe.decisions.lookup_key import LookupKey
@@ -26,7 +24,7 @@ from graphcore.moe.manifests.names import Kind, PlanOutcome, Way
 from graphcore.moe.manifests.ownership import Ownership, Refusal, Transaction
 from graphcore.moe.slots.slot_pool import SlotPool
 from graphcore.moe.steps.fact_finder import FactFinder
-from graphcore.moe.steps.fast_replay import FastReplay, fast_replay
+from graphcore.moe.steps.fast_replay import FastReplay, Given, fast_replay
 from graphcore.moe.steps.slots_wait import SlotsWait
 from graphcore.moe.steps.step_agreement import StepAgreement, agreed, choice_of
 from graphcore.moe.steps.step_doing import Attempt, StepDoing, failed
@@ -34,13 +32,6 @@ from graphcore.moe.steps.step_facts import Step
 from graphcore.moe.steps.step_log import StepLog
 from graphcore.moe.steps.step_record import StepRecord, StepResult
 from graphcore.moe.steps.variant_table import Variant, VariantTable
-
-
-class Given(NamedTuple):
-    """What a caller gave, as it was given: certificate and stream."""
-
-    certificate: Certificate | None
-    stream: Any
 
 
 class StepRunning:
@@ -92,6 +83,7 @@ class StepRunning:
     ) -> tuple[StepResult, FastReplay | None]:
         """What the call came to, and what the next one comes to at once; raises what failed."""
         begun = perf_counter()
+        revision = self._ownership.revision
         variant = self._table.of(key)
         self._drop_stale(variant)
         self._table.tidy(variant)
@@ -112,7 +104,7 @@ class StepRunning:
             self._retain(attempt)
             transaction = self._prepare(attempt, transaction)
             self._doing.do(attempt)
-            replay = self._next(attempt, given, transaction)
+            replay = self._next(attempt, given, revision, transaction)
             if transaction is not None:
                 attempt.failure = Failure.FINISH
                 self._ownership.leave(transaction)
@@ -216,7 +208,7 @@ class StepRunning:
     # ---- after ---------------------------------------------------------------------------------
 
     def _next(
-        self, attempt: Attempt, given: Given, transaction: Transaction | None
+        self, attempt: Attempt, given: Given, revision: int, transaction: Transaction | None
     ) -> FastReplay | None:
         decision = attempt.decision
         if not decision.uses_graph:
@@ -224,8 +216,11 @@ class StepRunning:
         replayed = replace(
             decision, kind=Kind.REPLAY, reason=Reason.UNCHANGED, detail="", retention=Retention.KEEP
         )
-        epochs = () if transaction is None else transaction.lease.epochs
-        return fast_replay(attempt.facts, attempt.variant, replayed, given, epochs)
+        passage = None if transaction is None else self._ownership.passage(transaction)
+        tally = self._log.replay_tally(len(attempt.facts.seen.groups))
+        return fast_replay(
+            attempt.facts, attempt.variant, replayed, given, revision, passage, tally
+        )
 
     def _fail(self, attempt: Attempt, error: BaseException) -> None:
         decision = attempt.decision
@@ -244,11 +239,10 @@ class StepRunning:
             attempt.times,
             facts.key,
         )
-        self._log.number += 1
         step = facts.step
         record = StepRecord(
             result,
-            self._log.number,
+            self._log.next_number(),
             step.uid,
             step.certificate,
             step.phase,

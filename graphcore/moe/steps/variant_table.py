@@ -7,6 +7,7 @@ reason, and its variant begins anew.
 from __future__ import annotations
 
 import logging
+import math
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -93,6 +94,7 @@ class VariantTable:
     Attributes:
         cache: Holds the executables.
         departures: The newest executables that went to make room, lay idle or were asked for.
+        next_sweep: When :meth:`sweep` has something to do, in seconds of ``clock``.
     """
 
     def __init__(
@@ -112,7 +114,7 @@ class VariantTable:
         self._forget = forget
         self._clock = clock
         self._idle_seconds = idle_seconds
-        self._next_sweep = 0.0
+        self.next_sweep = math.inf if idle_seconds is None else 0.0
 
     def __iter__(self) -> Iterator[Variant]:
         return iter(tuple(self._variants.values()))
@@ -154,10 +156,10 @@ class VariantTable:
             self.cache.get(variant.key)  # a lookup does so, too
 
     def sweep(self, now: float) -> None:
-        """Takes away what lies idle, now and then."""
-        if self._idle_seconds is not None and now >= self._next_sweep:
-            self._next_sweep = now + self._idle_seconds / 4
-            self.cache.collect()
+        """Takes away what lies idle; for when ``next_sweep`` has come."""
+        assert self._idle_seconds is not None
+        self.next_sweep = now + self._idle_seconds / 4
+        self.cache.collect()
 
     def close(self) -> None:
         """Gives up everything and waits for the launches that run."""

@@ -27,12 +27,12 @@ def test_who_waits_for_a_change_is_woken_and_nobody_else_is_told(
 
     thread = threading.Thread(target=wait)
     thread.start()
-    until(lambda: changes._waiting == 1)
+    until(lambda: changes.waiting == 1)
     with changes:
         changes.tell()
     thread.join(SOON)
     assert woken.is_set()
-    assert (told, changes._waiting) == ([1], 0)
+    assert (told, changes.waiting) == ([1], 0)
     with changes:
         assert not changes.wait(0.001)
         changes.tell()

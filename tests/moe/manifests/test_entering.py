@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 
+import pytest
 from helpers.threads import SOON, in_thread, until
 
 from graphcore.moe.manifests.ownership import (
@@ -12,6 +14,7 @@ from graphcore.moe.manifests.ownership import (
     Admission,
     Lease,
     Ownership,
+    Passage,
     Refusal,
     RefusalReason,
     Transaction,
@@ -128,3 +131,132 @@ def test_what_an_interrupt_left_is_given_back_by_its_owner_and_thread_alone() ->
     ownership.abandon("me")
     assert ownership.users() == {"second": 1}
     assert not ownership.is_busy("first")
+
+
+# ---- again and again ----------------------------------------------------------------------------
+
+
+def passed(ownership: Ownership, *groups: str) -> Passage:
+    """The way in again of a dispatch that has left."""
+    transaction = entered(ownership, *groups)
+    found = ownership.passage(transaction)
+    assert isinstance(found, Passage)
+    ownership.leave(transaction)
+    return found
+
+
+def test_who_enters_again_has_what_it_had_and_others_see_it() -> None:
+    ownership = Ownership(GROUPS)
+    passage = passed(ownership)
+    for _ in range(2):
+        assert ownership.enter_again(passage)
+        assert ownership.users() == {"first": 1, "second": 1}
+        assert ownership.check(passage.lease) is None
+        assert refused(ownership, "second") is RefusalReason.BUSY
+        assert not ownership.enter_again(passage), "it is in already"
+        ownership.leave(passage.transaction)
+        ownership.leave(passage.transaction)
+        assert (ownership.users(), ownership.is_busy("first")) == ({}, False)
+
+
+def test_dispatches_of_other_groups_pass_each_other() -> None:
+    ownership = Ownership(GROUPS)
+    first, second = passed(ownership, "first"), passed(ownership, "second")
+    both = passed(ownership)
+    assert ownership.enter_again(first)
+    assert ownership.enter_again(second)
+    assert not ownership.enter_again(both)
+    ownership.leave(first.transaction)
+    assert (ownership.is_busy("first"), ownership.is_busy("second")) == (False, True)
+    assert ownership.enter_again(first)
+    assert set(first.claims) == {"first"}, "what is shared between entries is never changed"
+    ownership.leave(second.transaction)
+    ownership.leave(first.transaction)
+    assert ownership.enter_again(both)
+    ownership.leave(both.transaction)
+
+
+def test_a_lease_that_others_hold_stays_theirs() -> None:
+    ownership = Ownership(GROUPS)
+    passage, lease = passed(ownership), ownership.lease("other")
+    assert isinstance(lease, Lease)
+    assert ownership.enter_again(passage)
+    found = ownership.begin(lease)
+    assert isinstance(found, Refusal)
+    ownership.leave(passage.transaction)
+    assert ownership.users() == {"first": 1, "second": 1}
+    assert isinstance(ownership.begin(lease), Transaction)
+    assert not ownership.enter_again(passage)
+
+
+def a_change(ownership: Ownership) -> None:
+    with ownership.changing(["second"]):
+        pass
+
+
+def a_manifest(ownership: Ownership) -> None:
+    ownership.succeed(GROUPS, 2)
+
+
+def a_shut_down(ownership: Ownership) -> None:
+    ownership.set_admission(Admission.CLOSED)
+
+
+def an_admission_that_opens_again(ownership: Ownership) -> None:
+    ownership.set_admission(Admission.REPLACING)
+    ownership.set_admission(Admission.OPEN)
+
+
+CHANGES = [a_change, a_manifest, a_shut_down, an_admission_that_opens_again]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_whatever_decides_who_may_enter_ends_a_passage(
+    change: Callable[[Ownership], None],
+) -> None:
+    ownership = Ownership(GROUPS)
+    passage = passed(ownership)
+    change(ownership)
+    assert not ownership.enter_again(passage)
+    assert ownership.users() == {}
+
+
+def test_nobody_is_let_in_again_past_a_change_that_waits() -> None:
+    ownership = Ownership(GROUPS)
+    transaction = entered(ownership)
+    before = ownership.passage(transaction)
+    assert before is not None
+    with in_thread(lambda: ownership.changing(["first"], timeout=SOON).__enter__()) as waits:
+        until(ownership.is_changing)
+        assert ownership.passage(transaction) is None
+        assert not ownership.enter_again(before)
+        ownership.leave(transaction)
+        until(lambda: bool(waits))
+    assert waits == [None]
+    assert not ownership.enter_again(before)
+
+
+def test_another_thread_enters_again_under_its_own_name() -> None:
+    ownership = Ownership(GROUPS)
+    passage = passed(ownership)
+    with in_thread(lambda: ownership.enter_again(passage)) as found:
+        pass
+    assert found == [True]
+    assert passage.lease.thread != threading.get_ident()
+    ownership.abandon("me")
+    assert ownership.users() == {"first": 1, "second": 1}, "it is not this thread's"
+    ownership.leave(passage.transaction)
+    assert ownership.enter_again(passage)
+    assert passage.lease.thread == threading.get_ident()
+    ownership.abandon("me")
+    assert (ownership.users(), ownership.is_busy("first")) == ({}, False)
+
+
+def test_whoever_waits_is_told_when_one_leaves_that_entered_again() -> None:
+    ownership = Ownership(GROUPS)
+    passage = passed(ownership)
+    assert ownership.enter_again(passage)
+    with in_thread(lambda: ownership.wait_until_free(GROUPS, SOON)) as waited:
+        until(lambda: ownership._changed.waiting == 1)
+        ownership.leave(passage.transaction)
+    assert waited == [True]

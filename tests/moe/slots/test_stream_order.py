@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
+from helpers.moe_steps import Scene
 
 from graphcore.driver import Driver
 from graphcore.driver.emulated import EmulatedDriver
 from graphcore.errors import CudaError
+from graphcore.moe import SlotPool
 from graphcore.moe.slots.stream_order import StreamOrder
 from graphcore.testing import inject
 
@@ -53,3 +57,36 @@ def test_where_the_wait_is_refused_the_order_is_as_before() -> None:
     assert order.handle == first.handle
     order.enter(second)
     assert order.handle == second.handle
+
+
+def another_stream(pool: SlotPool) -> None:
+    pool.order.enter(pool.driver.stream())
+
+
+def a_step_in_doubt(pool: SlotPool) -> None:
+    pool.doubt("layers.0")
+
+
+def more_slots(pool: SlotPool) -> None:
+    pool.grow(5)
+
+
+def the_end(pool: SlotPool) -> None:
+    pool.close()
+
+
+@pytest.mark.parametrize("happens", [another_stream, a_step_in_doubt, more_slots, the_end])
+def test_a_turn_ends_with_whatever_a_step_that_was_the_same_has_to_know(
+    happens: Callable[[SlotPool], None],
+) -> None:
+    scene = Scene(EmulatedDriver())
+    pool, stream = scene.pool, scene.driver.stream()
+    pool.order.enter(stream)
+    turn = pool.order.turn
+    assert pool.stands(stream.handle)
+    pool.order.enter(stream)
+    pool.settle()
+    assert (pool.order.turn, pool.stands(stream.handle)) == (turn, True)
+    happens(pool)
+    assert pool.order.turn != turn
+    assert pool.stands(stream.handle) == (happens is more_slots)

@@ -190,17 +190,17 @@ def test_what_an_observer_raises_is_a_warning_and_the_next_is_told(scene):
 def test_what_others_do_to_the_slots_before_a_replay_enters_is_seen(scene, monkeypatch, happens):
     lane, pool, ownership = scene.lane(), scene.pool, scene.manifests.ownership
     lane.kinds(4)
-    enter, other = ownership.enter, scene.driver.stream()
+    enter, other = ownership.enter_again, scene.driver.stream()
 
-    def enter_late(*arguments, **keywords):
+    def enter_late(passage):
         monkeypatch.undo()
         if happens == "another stream":
             pool.order.enter(other)
         else:
             pool.doubt(LAYERS[0])
-        return enter(*arguments, **keywords)
+        return enter(passage)
 
-    monkeypatch.setattr(ownership, "enter", enter_late)
+    monkeypatch.setattr(ownership, "enter_again", enter_late)
     assert lane.run().kind is REPLAY
     assert pool.order.handle == scene.stream.handle
     assert pool.is_settled
