@@ -5,6 +5,7 @@ Targets are figures of the project's own plan; times on other machines say nothi
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -46,3 +47,28 @@ class Target:
             is_reached &= row.error <= self.error
         verdict = "reached" if is_reached else "MISSED"
         return {"about": f"{row.case}: target {', '.join(parts)}: {verdict}"}
+
+
+_TOLD = re.compile(r"(.+): target (.+): (?:reached|MISSED)")
+_SHARE = re.compile(r"([\d.]+) of the floor")
+_MOST = re.compile(r"([\d.e+-]+) us at most")
+
+
+def target_share(note: Mapping[str, Any], case: str, floor: float) -> float | None:
+    """The target in a note of :meth:`Target.told`, as a share of the floor.
+
+    Args:
+        note: Any note of a result.
+        case: Of the row that is asked for.
+        floor: Of that row, in us: where the target is a time.
+
+    Returns:
+        None where the note is no target of ``case``, or one of something else.
+    """
+    told = _TOLD.fullmatch(note.get("about", ""))
+    if told is None or told[1] != case:
+        return None
+    share, most = _SHARE.search(told[2]), _MOST.search(told[2])
+    if share:
+        return float(share[1])
+    return floor / float(most[1]) if most else None

@@ -9,6 +9,7 @@ from transformers import GenerationMixin
 
 from graphcore.bench import main
 from graphcore.bench.harness import Arm
+from graphcore.bench.streaming_read import StreamingRead
 from graphcore.bench.suites import PARTS, Request, decode, decode_arms, decode_peers
 from graphcore.bench.suites.decode_checks import agreement, step_bytes
 from graphcore.bench.suites.decode_models import CASES, Subject, subject_of
@@ -58,6 +59,34 @@ def test_equality_with_eager_bytes_and_costs_paid_once_are_notes(report):
     assert notes[f"llama-1b {PLAIN}: nodes"] > 20
     for what in ("capture", "first replay", "GPU time of a step", "bytes of a step"):
         assert f"llama-1b {PLAIN}: {what}" in notes
+
+
+def test_a_step_is_compared_with_a_streaming_read_of_the_same_run(driver, llama, monkeypatch):
+    monkeypatch.setattr(StreamingRead, "__init__", lambda self, *_: None)
+    monkeypatch.setattr(StreamingRead, "bytes_a_second", 5e11, raising=False)
+    monkeypatch.setattr(decode, "step_bytes", lambda subject, cache: 3 * 10**9)
+    monkeypatch.setattr(decode, "subject_of", lambda name, driver: llama)
+    measured = decode.run(driver, Request(7, only=frozenset({"llama-1b"})))
+    notes = {note["case"]: note["ours"] for note in measured.notes if "case" in note}
+    assert notes["llama-1b streaming read"] == 500.0
+    seconds = notes[f"llama-1b {PLAIN}: GPU time of a step"] / 1e6
+    share = 100 * (3e9 / 5e11) / seconds
+    assert notes[f"llama-1b {PLAIN}: of the read bandwidth"] == pytest.approx(share, rel=0.01)
+
+
+def test_a_streaming_read_that_fails_costs_its_own_notes_only(driver, llama, monkeypatch):
+    def broken(driver):
+        raise GraphcoreError("expected the sum 0x1 of all words, got 0x0")
+
+    monkeypatch.setattr(decode, "read_bandwidth", broken)
+    monkeypatch.setattr(decode, "subject_of", lambda name, driver: llama)
+    measured = decode.run(driver, Request(7, only=frozenset({"llama-1b"})))
+    cases = {note["case"] for note in measured.notes if "case" in note}
+    assert f"llama-1b {PLAIN}: bytes of a step" in cases
+    assert not {case for case in cases if "read bandwidth" in case or "streaming" in case}
+    left_out = [note["left out"] for note in measured.notes if "left out" in note]
+    assert "llama-1b streaming read" in left_out
+    assert "llama-1b" in {row.case for row in measured.rows}
 
 
 def test_what_a_driver_cannot_do_is_left_out_by_name_and_with_the_reason(report):

@@ -80,6 +80,8 @@ def test_rates_errors_of_all_arms_and_the_skew_are_notes(report):
     assert notes["mixtral-up T=8 zipf: of uniform, target 0.92"]["ours"] > 0
     assert notes["streaming read"]["unit"] == "TB/s"
     told = [note["about"] for note in report["notes"] if "about" in note]
+    assert "mixtral-up T=8: the floor is streaming read" in told
+    assert "qwen3-up T=5 tf32x3: the floor is dense product" in told
     assert any("qwen3-layer T=5: errors against float64: ours" in each for each in told)
     assert not [note for note in report["notes"] if "left out" in note]
 

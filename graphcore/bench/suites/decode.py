@@ -209,15 +209,18 @@ class Case:
     # ---- notes ---------------------------------------------------------------------------------
 
     def _note_steps(self, timings: Timings) -> None:
-        bandwidth = read_bandwidth(self.driver)
-        self._note("streaming read", "GB/s", bandwidth / 1e9)
+        bandwidth = self._try("streaming read", read_bandwidth, self.driver)
+        if bandwidth is not None:
+            self._note("streaming read", "GB/s", bandwidth / 1e9)
         for name, way in self.ways.items():
             gpu = timings.seconds(f"{name}: step").median
             bytes_read = step_bytes(self.subject, way.runner.cache)
             self._note(f"{name}: GPU time of a step", "us", gpu * 1e6)
             self._note(f"{name}: wall over GPU time", "", 1 / self._of_step(timings, name))
             self._note(f"{name}: bytes of a step", "MB", bytes_read / 1e6)
-            self._note(f"{name}: of the read bandwidth", "%", 100 * bytes_read / gpu / bandwidth)
+            if bandwidth is not None:
+                share = 100 * bytes_read / gpu / bandwidth
+                self._note(f"{name}: of the read bandwidth", "%", share)
         best = self._best()
         found = 1 / timings.speed(f"{best}: loop", f"{best}: step").median
         self._note(f"{best}: loop, wall over GPU time", "", found)

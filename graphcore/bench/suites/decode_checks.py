@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from graphcore.bench.streaming_read import StreamingRead
 from graphcore.bench.suites.decode_models import Subject
 from graphcore.decode import CUDAGraphAR
 from graphcore.driver import Driver
-
-_READ_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,15 +90,10 @@ def _share(subject: Subject, name: str, weight: torch.Tensor) -> float:
 
 
 def read_bandwidth(driver: Driver) -> float:
-    """Bytes a second of a streaming read, random data: the best of a few."""
-    count = (1 << 16 if driver.is_emulated else _READ_BYTES) // 4
-    device = "cpu" if driver.is_emulated else f"cuda:{driver.device}"
-    data = torch.rand(count, device=device)
-    seconds = []
-    for _ in range(6):
-        driver.synchronize()
-        start = time.perf_counter()
-        data.sum()
-        driver.synchronize()
-        seconds.append(time.perf_counter() - start)
-    return count * 4 / min(seconds)
+    """Bytes a second of a streaming read by the device's clock: the ceiling of what a step reads.
+
+    Raises:
+        GraphcoreError: The read left words out.
+    """
+    with driver.stream(blocking=True) as stream:
+        return StreamingRead(driver, stream).bytes_a_second

@@ -153,6 +153,7 @@ class _Case:
         if not peers:
             raise ConfigurationError(f"peers: expected at least one, got none: {suite.notes}")
         timings = measure([floor, mine, *peers], self._effort(floor), suite.driver.synchronize)
+        suite.notes.append({"about": f"{case.name}: the floor is {floor.name}"})
         suite.note(f"{case.name}: {OURS}", unit, work / timings.seconds(OURS).median / 1e12)
         errors = ", ".join(f"{name} {error:.1e}" for name, error in self._errors.items())
         suite.notes.append({"about": f"{case.name}: errors against float64: {errors}"})
