@@ -10,7 +10,7 @@ from typing import Any
 from graphcore.bench import svg
 from graphcore.errors import ConfigurationError
 
-_LABEL, _LONGEST, _GAP = 206, 390, 14
+_LABEL, _LONGEST, _GAP = 222, 378, 14
 _LARGER_IS_BETTER = {"tokens/s", "GB/s", "TFLOP/s", "TB/s", "%"}
 Bar = tuple[str, str, float]  # class, name, value
 

@@ -15,7 +15,7 @@ from typing import Any
 from graphcore.bench import svg
 from graphcore.bench.targets import target_share
 
-_LABEL, _PLOT, _GAP = 178, 360, 12
+_LABEL, _PLOT, _GAP = 200, 340, 12
 _SHARES, _WORDS = _LABEL + _PLOT + 46, _LABEL + _PLOT + 56
 _TOP = svg.HEAD + 44
 _CEILING = re.compile(r"(.+): the floor is (.+)")
@@ -133,7 +133,7 @@ def _chart(
     def place(share: float) -> float:
         return _LABEL + _PLOT * share / most
 
-    top, bars = _TOP, []
+    top, bars = _TOP, list[str]()
     for group in groups:
         lines, top = _drawn(group, top, place, digits)
         bars += lines
@@ -153,17 +153,16 @@ def _drawn(
     lines = [svg.text(0, top + 12, group.label, "strong")]
     for at, words in enumerate(group.under, 1):
         lines.append(svg.text(0, top + 12 + at * svg.LINE, words))
-    y = top
-    for each in group.bars:
+    for at, each in enumerate(group.bars):
+        y = top + at * svg.LINE
         lines.append(svg.bar(_LABEL, y + 2, place(each.share) - _LABEL, each.kind))
         emphasis = "strong" if each.kind == "ours" else "faint"
         lines.append(svg.text(_SHARES, y + 12, f"{each.share:.{digits}f}", emphasis, "end"))
         lines.append(svg.text(_WORDS, y + 12, each.words, emphasis))
-        y += svg.LINE
     if group.target is not None:
-        at = place(group.target)  # on paper, so that it is seen on a bar
-        lines.append(svg.bar(at - 3, top - 1, 6, "paper", svg.LINE + 2))
-        lines.append(svg.bar(at - 1.5, top - 1, 3, "target", svg.LINE + 2))
+        x = place(group.target)  # on paper, so that it is seen on a bar
+        lines.append(svg.bar(x - 3, top - 1, 6, "paper", svg.LINE + 2))
+        lines.append(svg.bar(x - 1.5, top - 1, 3, "target", svg.LINE + 2))
     height = max(len(group.bars), 1 + len(group.under)) * svg.LINE
     return lines, top + height + _GAP
 

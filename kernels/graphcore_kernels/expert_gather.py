@@ -21,7 +21,7 @@ from graphcore_kernels.expert_gather_reference import BANK, run
 
 MOST_BANKS = 12
 """Three base roles, and a scale, a bias and another auxiliary of each."""
-_THREADS = 256
+THREADS = 256
 # blocks a multiprocessor: enough reads in flight to fill the way to the host
 _BLOCKS = 2
 
@@ -105,7 +105,7 @@ class ExpertGatherer:
         )
         load(driver, expert_gather_kernel)
         blocks = _BLOCKS * device_facts(driver).multiprocessors
-        config = LaunchConfig((blocks, 1, 1), (_THREADS, 1, 1))
+        config = LaunchConfig((blocks, 1, 1), (THREADS, 1, 1))
         return GatherPlan(operands, expert_gather_kernel, config, arguments)
 
     def __repr__(self) -> str:

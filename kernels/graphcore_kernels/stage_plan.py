@@ -23,6 +23,8 @@ from graphcore_kernels.stage_plan_reference import run
 
 _THREADS = 256
 _WARP = 32
+CONFIG = LaunchConfig((1, 1, 1), (_THREADS, 1, 1), 4 * (_THREADS // _WARP))
+"""The launch shape: one block, a word for each warp."""
 _WRITTEN = ("experts", "starts", "counts")
 
 stage_plan_kernel = kernel(
@@ -115,8 +117,7 @@ class StagePlanner:
         addresses = (operand.ref.address for operand in operands.values())
         arguments = stage_plan_kernel.pack(*addresses, lengths["offsets"] - 1, room, chunks)
         load(choose_driver(tuple(operands.values())), stage_plan_kernel)
-        config = LaunchConfig((1, 1, 1), (_THREADS, 1, 1), 4 * (_THREADS // _WARP))
-        return StagePlan(operands, stage_plan_kernel, config, arguments)
+        return StagePlan(operands, stage_plan_kernel, CONFIG, arguments)
 
     def __repr__(self) -> str:
         return "stage_plan(offsets, experts, starts, counts, stream=None)"

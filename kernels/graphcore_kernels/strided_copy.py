@@ -156,6 +156,19 @@ _FILES = {
     CopyForm.REPEAT: ("strided_copy_rows.cu",),
     CopyForm.TILE: ("strided_copy_boxes.cu",),
 }
+
+
+def block_sizes(form: CopyForm, word: int) -> tuple[int, ...]:
+    """Threads of a block that launches of a kernel of this form and word may have, ascending."""
+    shapes = [table[form] for table in (_SHAPES, _LARGE_SHAPES) if form in table]
+    if form is CopyForm.SHARED:
+        shapes.append(_WHOLE_ROWS if word == WIDEST_WORD else _NARROW_ROWS)
+    found = {threads for _, threads in shapes}
+    if form is not CopyForm.TILE:
+        found.add(_SMALL.block[0])
+    return tuple(sorted(found))
+
+
 _WORDS = {1: "u8", 2: "u16", 4: "u32", 8: "u64", 16: "u128"}
 
 

@@ -30,7 +30,7 @@ def test_a_case_has_a_bar_for_each_arm_that_was_measured_on_one_scale() -> None:
     found = [bar for bar in Chart(drawn).bars if bar.what != "paper"]
     assert [bar.what for bar in found] == ["ours", "floor", "peer"]
     widths = [bar.right - bar.left for bar in found]
-    assert widths == [widths[2] / 2, widths[2] / 4, 390]
+    assert widths == [widths[2] / 2, widths[2] / 4, 378]
     assert "n&lt;1&gt;" in drawn
     assert "CuPy" not in drawn
     assert "us: smaller is better" in drawn

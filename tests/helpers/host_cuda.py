@@ -7,25 +7,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from graphcore_kernels._catalogue import copies
 from graphcore_kernels._module import read_source
-from graphcore_kernels.copy_plan import CopyForm, CopyLayout
-from graphcore_kernels.strided_copy import copy_kernel
+from graphcore_kernels.copy_plan import CopyLayout
 from helpers.host_block import HostBlocks
 
 from graphcore.driver.records import LaunchConfig
 
 THREADS = 64
 
-_WORDS = (1, 2, 4, 8, 16)
-KERNELS = {
-    kernel.name: kernel
-    for form in CopyForm
-    for word in _WORDS
-    for bits in (32, 64)
-    if not (form is CopyForm.ROWS and word == 16)
-    if form is not CopyForm.PACKED or word == 4
-    for kernel in [copy_kernel(form, word, bits)]
-}
+KERNELS = {entry.kernel.name: entry.kernel for entry in copies()}
 """Every kernel that a copy may take."""
 
 _STAND_INS = r"""

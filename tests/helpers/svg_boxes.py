@@ -11,7 +11,7 @@ from itertools import combinations
 from xml.etree import ElementTree
 
 _SIZE = 12.0
-_WIDTHS = {"title": 0.6 * 15, "strong": 0.6 * _SIZE, "faint": 0.55 * _SIZE}
+_WIDTHS = {"title": 0.68 * 15, "strong": 0.68 * _SIZE, "faint": 0.55 * _SIZE}
 
 
 @dataclass(frozen=True)

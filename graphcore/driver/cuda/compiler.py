@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from graphcore.driver.codes import cuda_error
 from graphcore.driver.kernel import Kernel
@@ -10,6 +11,7 @@ from graphcore.errors import DriverUnavailable
 
 _ARCHITECTURE_OPTIONS = ("-arch", "--gpu-architecture")
 _LOG_LINES = 12
+T = TypeVar("T")
 
 
 def compile_kernel(kernel: Kernel, capability: tuple[int, int]) -> bytes:
@@ -26,6 +28,43 @@ def compile_kernel(kernel: Kernel, capability: tuple[int, int]) -> bytes:
     options = list(kernel.options)
     if not any(option.startswith(_ARCHITECTURE_OPTIONS) for option in options):
         options.append(f"-arch=sm_{capability[0]}{capability[1]}")
+    return _compiled(kernel, options, _image)
+
+
+def assembler_log(kernel: Kernel, architecture: str) -> str:
+    """What the assembler says of each function of ``kernel``: registers, memory, stack, spills.
+
+    Args:
+        kernel: Its options are passed on, an architecture among them before ``architecture``.
+        architecture: A real one, such as "sm_90a": where there is no code there is nothing to say.
+
+    Raises:
+        CudaError: ``CUDA_ERROR_INVALID_SOURCE`` with the compiler's log.
+        DriverUnavailable: NVRTC is not installed.
+    """
+    options = [*kernel.options, "-Xptxas=-v"]
+    if not any(option.startswith(_ARCHITECTURE_OPTIONS) for option in kernel.options):
+        options.append(f"-arch={architecture}")
+    return _compiled(kernel, options, _log)
+
+
+def compiler_version() -> tuple[int, int]:
+    """(major, minor) of NVRTC.
+
+    Raises:
+        DriverUnavailable: NVRTC is not installed.
+    """
+    try:
+        _, major, minor = _nvrtc().nvrtcVersion()
+    except (ImportError, RuntimeError) as error:
+        raise DriverUnavailable(
+            f"NVRTC could not be loaded ({error}): pip install nvidia-cuda-nvrtc"
+        ) from error
+    return major, minor
+
+
+def _compiled(kernel: Kernel, options: Sequence[str], read: Callable[[Any, Any], T]) -> T:
+    """What ``read`` finds in the compiled program."""
     nvrtc = _nvrtc()
     try:
         program = _value(
@@ -43,12 +82,13 @@ def compile_kernel(kernel: Kernel, capability: tuple[int, int]) -> bytes:
         flags = [option.encode() for option in options]
         code, *_ = nvrtc.nvrtcCompileProgram(program, len(flags), flags)
         if code:
+            log = "\n".join(_log(nvrtc, program).splitlines()[:_LOG_LINES])
             raise cuda_error(
                 "CUDA_ERROR_INVALID_SOURCE",
                 "nvrtcCompileProgram",
-                description=f"kernel {kernel.name} does not compile:\n{_log(nvrtc, program)}",
+                description=f"kernel {kernel.name} does not compile:\n{log}",
             )
-        return _image(nvrtc, program)
+        return read(nvrtc, program)
     finally:
         nvrtc.nvrtcDestroyProgram(program)
 
@@ -81,5 +121,4 @@ def _image(nvrtc: Any, program: Any) -> bytes:
 def _log(nvrtc: Any, program: Any) -> str:
     text = bytearray(_value(nvrtc.nvrtcGetProgramLogSize(program), "nvrtcGetProgramLogSize"))
     _value(nvrtc.nvrtcGetProgramLog(program, text), "nvrtcGetProgramLog")
-    lines = text.decode(errors="replace").rstrip("\0 \n").splitlines()
-    return "\n".join(lines[:_LOG_LINES])
+    return text.decode(errors="replace").rstrip("\0 \n")
