@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
 
 from graphcore.errors import ConfigurationError
+from graphcore.executable.memory_report import in_words
 
 PerLayer = int | Sequence[int]
 LayerShapes = tuple[tuple[int, ...], tuple[int, ...]]
@@ -73,6 +75,18 @@ def layer_shapes(
             heads, slots, key_dims, value_dims or key_dims, strict=True
         )
     ]
+
+
+def need_of_cache(shapes: list[LayerShapes], owners: tuple[int, ...], dtype: torch.dtype) -> str:
+    """What K and V of the layers that store some take, in words."""
+    count = sum(math.prod(buffer) for index in owners for buffer in shapes[index])
+    batch = shapes[0][0][0]
+    slots = max(shapes[index][0][2] for index in owners)
+    return (
+        f"K and V of {len(owners)} layers for {batch} rows of {slots} tokens in {dtype} take "
+        f"{in_words(count * dtype.itemsize)} in all; fewer tokens or rows, or a narrower dtype, "
+        "take less"
+    )
 
 
 def checked_windows(value: object, num_layers: int, capacity: int) -> tuple[int | None, ...]:

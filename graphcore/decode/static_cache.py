@@ -31,10 +31,12 @@ from graphcore.decode.sizes import (
     checked_owners,
     checked_windows,
     layer_shapes,
+    need_of_cache,
     per_layer,
 )
 from graphcore.decode.sliding_layer import SlidingLayer
 from graphcore.errors import ConfigurationError, LifecycleError
+from graphcore.resources.exhaustion import telling_need
 
 
 class StaticKVCache(compat.Cache):  # type: ignore[misc]  # transformers is untyped
@@ -64,6 +66,7 @@ class StaticKVCache(compat.Cache):  # type: ignore[misc]  # transformers is unty
         ConfigurationError: A size that is not a positive int, a list of the wrong length, a dtype
             that is not floating, a device that is not there; names field, expected and actual.
         CaptureError: A graph is being captured or a region compiled.
+        torch.OutOfMemoryError: torch's own, with a note of what the cache takes in all.
     """
 
     def __init__(  # noqa: PLR0913  (the sizes of a cache, as published)
@@ -102,12 +105,14 @@ class StaticKVCache(compat.Cache):  # type: ignore[misc]  # transformers is unty
         self._state = CacheState(max_seq_len, self.device, owners[-1])
         self.padding = Padding(batch_size, max_seq_len, self.device)
         self._scratches = scratches(shapes, owners)
-        layers = [self._layer(index, shapes[index]) for index in range(num_layers)]
-        self._owners = tuple(layer for layer in layers if isinstance(layer, StaticLayer))
-        super().__init__(layers=layers)
         if compute_dtype is not None:
             check_dtype("compute_dtype", compute_dtype)
-            self._make_scratch(compute_dtype)
+        with telling_need(lambda: need_of_cache(shapes, owners, dtype)):
+            layers = [self._layer(index, shapes[index]) for index in range(num_layers)]
+            self._owners = tuple(layer for layer in layers if isinstance(layer, StaticLayer))
+            super().__init__(layers=layers)
+            if compute_dtype is not None:
+                self._make_scratch(compute_dtype)
 
     # ---- making one -----------------------------------------------------------------------------
 

@@ -7,12 +7,20 @@ sentence for any other.
 from __future__ import annotations
 
 from graphcore.driver.code_numbers import OTHER_NUMBERS
-from graphcore.errors import CudaError
+from graphcore.errors import CaptureError, CudaError
+
+OUT_OF_MEMORY = "CUDA_ERROR_OUT_OF_MEMORY"
 
 # name -> (number, sentence, hint)
 _CODES: dict[str, tuple[int, str, str | None]] = {
     "CUDA_ERROR_INVALID_VALUE": (1, "an argument is outside what the call accepts", None),
-    "CUDA_ERROR_OUT_OF_MEMORY": (2, "the device has not enough free memory", None),
+    "CUDA_ERROR_OUT_OF_MEMORY": (
+        2,
+        "the device has not enough free memory",
+        "close graphs, executables and buffers that are not needed (memory_report() tells what "
+        "takes it), give a GraphCache max_bytes=, or take smaller sizes; torch.cuda.empty_cache() "
+        "gives back what torch keeps unused. Nothing was done: the call can be made again",
+    ),
     "CUDA_ERROR_NOT_INITIALIZED": (3, "the driver was not initialised", None),
     "CUDA_ERROR_DEINITIALIZED": (4, "the driver is shutting down", None),
     "CUDA_ERROR_NO_DEVICE": (100, "no CUDA device was found", "run `graphcore doctor`"),
@@ -107,6 +115,10 @@ _COPY = (
     "a copy between host and device waits for the device: do it before or after the capture, or "
     "copy on the capture stream with Driver.copy"
 )
+_PINNED = (
+    "page-locked memory is the host's, and cannot be swapped out: free what is pinned and not "
+    "needed, or leave part of the data pageable"
+)
 _NO_STATE = (
     "an event that was last recorded inside a capture has neither a state nor a time: record it "
     "again outside, or record it with external=True, which every replay does anew"
@@ -137,6 +149,7 @@ _HINTS: dict[tuple[str, str], str] = {
         )
         for call in calls.split()
     },
+    (OUT_OF_MEMORY, "cuMemHostAlloc"): _PINNED,
     ("CUDA_ERROR_INVALID_VALUE", "cuStreamWaitEvent"): (
         "an event that was last recorded in another capture, which is over, cannot be waited for: "
         "record it again, inside this capture where one is under way"
@@ -198,6 +211,22 @@ def _number_of(code: str) -> int:
     return OTHER_NUMBERS.get(code.removeprefix("CUDA_ERROR_"), -1)
 
 
+def memory_words(free: int, total: int, asked: int | None = None) -> str:
+    """How much was asked for, where that is known, and how much there was, in bytes."""
+    if asked is None:
+        return f"{free} of {total} bytes are free"
+    return f"asked for {asked} bytes, {free} of {total} are free"
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an exception (ours, torch's, CuPy's or Python's) says that memory ran out."""
+    if isinstance(error, (CudaError, CaptureError)):
+        return error.code == OUT_OF_MEMORY
+    if any(kind.__name__ in _MEMORY_KINDS for kind in type(error).__mro__):
+        return True
+    return isinstance(error, RuntimeError) and find_code(str(error)) == OUT_OF_MEMORY
+
+
 def find_code(text: str) -> str | None:
     """The name of the CUDA error that another library's message speaks of, or None.
 
@@ -214,6 +243,8 @@ def find_code(text: str) -> str | None:
     return next((name for phrase, name in _PHRASES if phrase in lowered), None)
 
 
+_MEMORY_KINDS = frozenset({"OutOfMemoryError", "MemoryError"})  # of torch and CuPy; of Python
+
 # how torch and CuPy word the capture errors, most specific first
 _PHRASES = (
     ("not permitted when stream is capturing", "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"),
@@ -224,4 +255,5 @@ _PHRASES = (
     ("not joined to primary stream", "CUDA_ERROR_STREAM_CAPTURE_UNJOINED"),
     ("unjoined work", "CUDA_ERROR_STREAM_CAPTURE_UNJOINED"),
     ("cuda error: invalid argument", "CUDA_ERROR_INVALID_VALUE"),
+    ("cuda error: out of memory", OUT_OF_MEMORY),
 )

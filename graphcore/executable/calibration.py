@@ -109,6 +109,11 @@ def node_memory(driver: Driver) -> NodeMemory:
     return known
 
 
+def expected_bytes(driver: Driver, nodes: int) -> int:
+    """What an executable of ``nodes`` nodes takes, by what is known by now: nothing is measured."""
+    return _known.get(driver, NodeMemory(_MEASURED_BEFORE)).of(nodes)
+
+
 def slope(readings: Sequence[int], least_distance: int = 1) -> float:
     """The median of what is taken per step, over all pairs of ``readings`` of free bytes."""
     pairs = itertools.combinations(range(len(readings)), 2)

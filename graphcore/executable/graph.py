@@ -29,6 +29,7 @@ from graphcore.graph.snapshot import GraphSnapshot
 from graphcore.interop import choose_driver
 from graphcore.interop.torch_memory import blocks_of
 from graphcore.resources.driver_argument import checked_driver
+from graphcore.resources.exhaustion import telling_need
 from graphcore.resources.footprint import Footprint
 from graphcore.resources.lifetime import OwnerSet
 from graphcore.resources.pools import Blocks
@@ -333,7 +334,8 @@ class Graph(NotCopied):
             ConfigurationError: An unknown guard.
             LifecycleError: Closed, a second executable of a graph with a conditional node, or a
                 capture under way on this thread that is not relaxed.
-            CudaError: The driver's refusal, with the node it blames.
+            CudaError: The driver's refusal, with the node it blames; out of memory, with a note of
+                what the executable needs.
         """
         from graphcore.executable.graph_exec import GraphExec
 
@@ -353,9 +355,15 @@ class Graph(NotCopied):
         if why_not is not None:
             raise LifecycleError(f"graph: {why_not}")
         release_finished()
-        handle = self.driver.instantiate(source.handle, auto_free=auto_free)
+        with telling_need(self._need):
+            handle = self.driver.instantiate(source.handle, auto_free=auto_free)
         source.instantiations += 1
         return ExecResource(self.driver, handle, source, self._owners)
+
+    def _need(self) -> str:
+        from graphcore.executable.memory_report import need_of
+
+        return need_of(self.driver, self.handle)
 
     def has(self, *kinds: NodeKind) -> bool:
         """Whether the graph itself (not one inside it) has a node of one of ``kinds``."""

@@ -19,7 +19,7 @@ from graphcore.driver.records import (
     GraphHandle,
     NodeKind,
 )
-from graphcore.executable.calibration import node_memory
+from graphcore.executable.calibration import expected_bytes, node_memory
 from graphcore.interop.torch import MemoryPool
 from graphcore.interop.torch_workspaces import workspace_bytes
 from graphcore.resources.lifetime import OwnerSet
@@ -126,6 +126,17 @@ def count_nodes(driver: Driver, graph: GraphHandle) -> tuple[int, int]:
             elif isinstance(params, ConditionalParams):
                 waiting.extend(params.bodies)
     return count, allocated
+
+
+def need_of(driver: Driver, graph: GraphHandle) -> str:
+    """What an executable of ``graph`` needs of device memory, in words."""
+    nodes, allocated = count_nodes(driver, graph)
+    words = (
+        f"an executable of its {nodes} nodes takes some {in_words(expected_bytes(driver, nodes))}"
+    )
+    if allocated:
+        words += f", and its allocation nodes {in_words(allocated)} at a launch"
+    return words
 
 
 _READ = frozenset({NodeKind.ALLOC, NodeKind.CHILD, NodeKind.CONDITIONAL})

@@ -105,9 +105,7 @@ def make_room(
     size = sum(entry.bytes for entry in entries) + sum(pools.values()) + incoming.bytes
     chosen: list[tuple[Hashable, Cause]] = []
     waiting: set[Hashable] = set()
-    may_go = [entry for entry in entries if not entry.is_pinned]
-    may_go.sort(key=lambda entry: entry.is_in_flight)  # stable: the order of use stays
-    for entry in may_go:
+    for entry in _in_order(entries):
         cause = limits.cause(count, size)
         if cause is None:
             break
@@ -121,6 +119,23 @@ def make_room(
     if limits.cause(count, size) is not None:
         return Room(fits=False)
     return Room(tuple(chosen), frozenset(waiting))
+
+
+def first_to_go(entries: Sequence[EntryFacts], count: int) -> Room:
+    """Up to ``count`` of ``entries``, least recently used first, for want of device memory."""
+    going = _in_order(entries)[:count]
+    return Room(
+        tuple((entry.key, Cause.MEMORY) for entry in going),
+        frozenset(entry.key for entry in going if entry.is_in_flight),
+    )
+
+
+def _in_order(entries: Sequence[EntryFacts]) -> list[EntryFacts]:
+    """Those that may go, as they go: what is in flight last."""
+    # stable: the order of use stays
+    return sorted(
+        (entry for entry in entries if not entry.is_pinned), key=lambda each: each.is_in_flight
+    )
 
 
 def idle_keys(entries: Sequence[EntryFacts], limits: Limits, now: float) -> list[Hashable]:

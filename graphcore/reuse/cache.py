@@ -50,6 +50,9 @@ class GraphCache(RenewableCache):
     took before, else for what the last capture took; after it, for what it really takes. So memory
     is over the budget at most while a graph larger than that is made.
 
+    Where the device itself has no more memory, entries go as well, in the same order: one, then
+    twice as many, until there is enough or none may go; each time it is tried again.
+
     Args:
         max_bytes: Bytes of all entries together; None is no limit.
         max_entries: Entries; None is no limit.
@@ -63,7 +66,8 @@ class GraphCache(RenewableCache):
             one each. The entries must then not run at the same time on different streams, and a
             launch of one may overwrite outputs of another. The pool goes with the last entry.
         strict: Nothing falls back silently: an update that the driver refuses raises UpdateRefused
-            instead of a re-instantiation, and ``GRAPHCORE_DISABLE=1`` raises CaptureError.
+            instead of a re-instantiation, ``GRAPHCORE_DISABLE=1`` raises CaptureError, and no entry
+            goes for want of device memory.
 
     Raises:
         ConfigurationError: A limit that is not positive, an unknown guard, or no driver.
@@ -130,7 +134,8 @@ class GraphCache(RenewableCache):
             capture_options: As of :func:`graphcore.capture`, but driver and, where the cache shares
                 one, pool.
 
-        Where the shared pool outgrew the budget, ``fn`` is warmed up and captured a second time.
+        Where the shared pool outgrew the budget, ``fn`` is warmed up and captured a second time;
+        where device memory ran out in it, again for each time that entries could go.
 
         Returns:
             The executable; an :class:`EagerExec` that calls ``fn`` under ``GRAPHCORE_DISABLE=1``.
@@ -192,7 +197,7 @@ class GraphCache(RenewableCache):
         found = self._serving.look_up(driver, key)
         if found.entry is not None:
             return found.entry.executable
-        return self._serving.make(driver, found, make, family).executable
+        return self._serving.make(driver, found, make, family, may_repeat=False).executable
 
     # ---- many at once --------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ class Cause(Enum):
     """Why an entry left the cache."""
 
     BYTES = "budget"
+    MEMORY = "want of device memory"
     COUNT = "the number of entries"
     IDLE = "lying idle"
     ASKED = "its user asked"
@@ -25,7 +26,7 @@ class Cause(Enum):
     UPDATED = "its executable was updated to another key"
 
 
-EVICTIONS = frozenset({Cause.BYTES, Cause.COUNT, Cause.IDLE, Cause.ASKED})
+EVICTIONS = frozenset({Cause.BYTES, Cause.MEMORY, Cause.COUNT, Cause.IDLE, Cause.ASKED})
 """Causes by which a cache takes an entry that could still be used."""
 
 

@@ -1,7 +1,7 @@
 """Filling: what a miss does: make room, capture, measure, then instantiate or update.
 
-All that can fail comes before the cache changes, except that room is made first: an error says
-which entries went for it.
+All that can fail comes before the cache changes, except that room is made first, and again where
+device memory runs out: an error says which entries went for it.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ import logging
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from graphcore.driver import Driver, as_stream
+from graphcore.driver.codes import is_out_of_memory
 from graphcore.errors import CapacityError, LifecycleError
 from graphcore.executable import Graph, UpdateStatus
 from graphcore.executable.capture_options import refuse_second
@@ -33,6 +34,8 @@ from graphcore.reuse.holding import Holding
 
 _log = logging.getLogger("graphcore")
 
+Result = TypeVar("Result")
+
 
 @dataclass(frozen=True, slots=True)
 class Miss:
@@ -48,6 +51,7 @@ class Miss:
         kept: Entries that must stay.
         stream: Where the user wants it captured.
         wants_blocking: What the capture stream must be.
+        may_repeat: Whether ``make`` may be called again.
     """
 
     driver: Driver
@@ -59,6 +63,7 @@ class Miss:
     kept: frozenset[Identity] = frozenset()
     stream: Any = None
     wants_blocking: bool = True
+    may_repeat: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +121,14 @@ class Filling:
         incoming = Incoming(expected, pool=None if old is None else place)
         gone = holding.make_room(incoming, miss.kept, old) or []
         with _noting(gone):
-            graph, report, old = self._captured(miss, old)
+            graph, report, old = self._relieved(
+                miss, gone, lambda: self._captured(miss, self._updatable(miss)), miss.may_repeat
+            )
             try:
                 size = self._own_bytes(graph, report, miss)
-                entry, outcome, detail = self._entry(miss, graph, old)
+                entry, outcome, detail = self._relieved(
+                    miss, gone, lambda: self._entry(miss, graph, self._held(old))
+                )
             except BaseException:
                 graph.close()
                 holding.measure_pool(place)
@@ -130,6 +139,37 @@ class Filling:
             holding.drop_retired(wait=True)  # what an update left, where its launch still runs
         self._last_bytes = size
         return entry, CaptureDecision(miss.identity.key, miss.reason, outcome, size, detail)
+
+    def _relieved(
+        self,
+        miss: Miss,
+        gone: list[Identity],
+        attempt: Callable[[], Result],
+        may_repeat: bool = True,
+    ) -> Result:
+        """What ``attempt`` gives; where device memory runs out, tried again with fewer entries.
+
+        One entry goes first, then twice as many each time: few tries, and not many more go than
+        must. They are added to ``gone``.
+        """
+        count = 1
+        while True:
+            try:
+                return attempt()
+            except Exception as error:
+                if self.options.strict or not may_repeat or not is_out_of_memory(error):
+                    raise
+                went = self._holding.relieve(count, miss.kept)
+                if not went:
+                    raise
+                gone += went
+                _log.warning(
+                    "cache: key %r: device memory ran out (%s): tried again without %s",
+                    miss.identity.key,
+                    str(error).partition("\n")[0],
+                    ", ".join(repr(identity.key) for identity in went),
+                )
+            count *= 2
 
     # ---- the graph -----------------------------------------------------------------------------
 
@@ -209,13 +249,19 @@ class Filling:
 
     def _updatable(self, miss: Miss) -> Entry | None:
         """The entry whose executable the graph of ``miss`` may take over."""
-        if miss.stale is not None:
+        if self._held(miss.stale) is not None:
             return miss.stale
         if miss.family is None:
             return None
         found = self._holding.families.get((miss.identity.place, miss.family))
         is_free = found is not None and not found.pins and not found.executable.is_closed
         return found if is_free else None
+
+    def _held(self, entry: Entry | None) -> Entry | None:
+        """``entry``, unless it went meanwhile."""
+        if entry is None or self._holding.entries.get(entry.identity) is not entry:
+            return None
+        return entry
 
     def _entry(self, miss: Miss, graph: Graph, old: Entry | None) -> tuple[Entry, Outcome, str]:
         options = self.options

@@ -14,7 +14,7 @@ from graphcore.executable import Graph
 from graphcore.executable.fence import Fence
 from graphcore.executable.retired import release_finished
 from graphcore.interop.torch import MemoryPool
-from graphcore.reuse.budget import Incoming, Limits, idle_keys, make_room
+from graphcore.reuse.budget import Incoming, Limits, Room, first_to_go, idle_keys, make_room
 from graphcore.reuse.decisions import Cause, Departure, Eviction
 from graphcore.reuse.entries import Entry, Identity, Place, Retired
 
@@ -207,8 +207,21 @@ class Holding:
             if entry is not leaving
         ]
         room = make_room(facts, self.limits, incoming, self._pool_bytes)
-        if not room.fits:
-            return None
+        return self._evict(room) if room.fits else None
+
+    def relieve(self, count: int, kept: frozenset[Identity]) -> list[Identity]:
+        """Takes away up to ``count`` entries, because device memory ran out; which went.
+
+        Args:
+            count: The least recently used ones; what is in flight goes last and is waited for.
+            kept: Entries that must stay, besides those that are pinned.
+        """
+        self._settle_order()
+        self.drop_retired(wait=True)
+        facts = [entry.facts(must_stay=key in kept) for key, entry in self.entries.items()]
+        return self._evict(first_to_go(facts, count))
+
+    def _evict(self, room: Room) -> list[Identity]:
         for key, cause in room.evict:
             entry = self.entries[key]  # type: ignore[index]
             fence = entry.fence()

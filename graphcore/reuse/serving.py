@@ -92,6 +92,7 @@ class Serving:
         stream: Any = None,
         *,
         wants_blocking: bool = True,
+        may_repeat: bool = True,
     ) -> Entry:
         """The entry that ``lookup`` did not find; raises as ``get_or_capture``."""
         identity, stale = lookup.identity, lookup.stale
@@ -101,7 +102,9 @@ class Serving:
         reason = stale or self.history.reason(identity, self.holding.lookups)
         found = self.holding.entries.get(identity)
         kept = self.bulk or frozenset()
-        miss = Miss(driver, identity, make, reason, family, found, kept, stream, wants_blocking)
+        miss = Miss(
+            driver, identity, make, reason, family, found, kept, stream, wants_blocking, may_repeat
+        )
         counted = ["lookups", "misses", *(["stale"] if found else [])]
         try:
             entry, decision = self.filling.fill(miss, self.clock)

@@ -40,6 +40,29 @@ def the_device_is_described():
     assert driver().memory_info() == (1 << 20, 1 << 30)
 
 
+def memory_that_runs_out_is_told_in_bytes():
+    cuda = driver()
+    executable = cuda.instantiate(cuda.create_graph())
+    launch = cuda.bind_launch(executable, cuda.create_stream(blocking=False))
+    there = f"{1 << 20} of {1 << 30}"
+    for call, failing, words in (
+        ("cuMemAlloc", lambda: cuda.alloc(4321), f"asked for 4321 bytes, {there} are free"),
+        ("cuMemHostAlloc", lambda: cuda.alloc_pinned(99), "the host has no 99 bytes to page-lock"),
+        ("cuGraphInstantiate", lambda: cuda.instantiate(cuda.create_graph()), f"{there} bytes are"),
+        ("cuGraphLaunch", lambda: cuda.raise_launch(launch()), f"{there} bytes are free"),
+    ):
+        stub().stub_fail(call.encode() + b"WithParams" * ("Inst" in call), 2)
+        error = raises("CUDA_ERROR_OUT_OF_MEMORY", failing)
+        assert error.call.startswith(call)
+        assert words in error.description, error
+        assert error.hint.startswith("page-locked" if "Host" in call else "close graphs")
+    stub().stub_fail(b"cuMemAlloc", 2)
+    stub().stub_fail(b"cuMemGetInfo", 999)
+    error = raises("CUDA_ERROR_OUT_OF_MEMORY", cuda.alloc, 8)
+    assert error.description == "the device has not enough free memory"
+    cuda.free(cuda.alloc(8))
+
+
 def a_driver_older_than_cuda_13_is_refused_with_both_versions():
     stub().stub_set(12080, 1)
     try:

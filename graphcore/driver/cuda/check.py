@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from graphcore.driver import active
-from graphcore.driver.codes import cuda_error
+from graphcore.driver.codes import OUT_OF_MEMORY, cuda_error, memory_words
 from graphcore.driver.cuda.versions import cuda
 from graphcore.errors import CudaError
 
@@ -34,11 +34,21 @@ def check(name: str, answer: Any) -> Any:
 
 
 def error_of(
-    code: Any, call: str, *, node: int | None = None, hint: str | None = None
+    code: Any,
+    call: str,
+    *,
+    node: int | None = None,
+    hint: str | None = None,
+    asked: int | None = None,
 ) -> CudaError:
-    """The exception of a result code (a ``CUresult``, or a number the bindings do not know)."""
+    """The exception of a result code (a ``CUresult``, or a number the bindings do not know).
+
+    Where memory ran out it says how much of it the current context's device has, and how many bytes
+    were ``asked`` for.
+    """
     name = code_name(code)
-    error = cuda_error(name, call, number=int(code), node=node, hint=hint)
+    words = _memory_sentence(call, asked) if name == OUT_OF_MEMORY else None
+    error = cuda_error(name, call, number=int(code), node=node, hint=hint, description=words)
     if not error.description:
         error = cuda_error(
             name, call, number=int(code), node=node, hint=hint, description=_sentence(code)
@@ -57,3 +67,14 @@ def _sentence(code: Any) -> str:
     except (TypeError, RuntimeError):  # a bare number; no driver library
         return ""
     return text.decode(errors="replace") if text else ""
+
+
+def _memory_sentence(call: str, asked: int | None) -> str | None:
+    """What ran out, with bytes; None where the driver does not say how much there is."""
+    if "Host" in call:
+        return None if asked is None else f"the host has no {asked} bytes to page-lock"
+    code, *memory = cuda.cuMemGetInfo()  # no capture minds
+    if code:
+        return None
+    sentence = cuda_error(OUT_OF_MEMORY, call).description
+    return f"{sentence}: {memory_words(*map(int, memory), asked=asked)}"

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from graphcore.driver.codes import cuda_error
+from graphcore.driver.codes import OUT_OF_MEMORY, cuda_error
 from graphcore.driver.cuda.check import ask, code_name, error_of
 from graphcore.driver.cuda.context import LAST_NAMED_STREAM, in_context
 from graphcore.driver.cuda.copies import to_memcpy, to_memset
@@ -93,6 +93,7 @@ class ExecutableCalls(NodeCalls):
         launch = functools.partial(self._entry_points.prepared_launch, *handles)
         return launch if stream > LAST_NAMED_STREAM else self._context.called_in(launch)
 
+    @in_context
     def raise_launch(self, result: object) -> None:
         """Raises the CudaError of a bound launch: its result, or the exception it raised."""
         if isinstance(result, int) and result:
@@ -229,8 +230,8 @@ class BoundKernelUpdate(KernelUpdate):
 
 
 def _instantiate_hint(code: Any, result: Any) -> str | None:
-    if "CAPTURE" in code_name(code):
-        return None  # a capture under way is the reason, and has a hint of its own
+    if "CAPTURE" in code_name(code) or code_name(code) == OUT_OF_MEMORY:
+        return None  # the reason is known, and has a hint of its own
     name = str(getattr(result, "name", result)).removeprefix("CUDA_GRAPH_INSTANTIATE_")
     return f"instantiation result {name}"
 

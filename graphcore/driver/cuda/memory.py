@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-from graphcore.driver.cuda.check import ask
+from graphcore.driver.cuda.check import ask, error_of
 from graphcore.driver.cuda.context import CudaCalls, in_context
 from graphcore.driver.cuda.copies import check_fill, to_memcpy
 from graphcore.driver.cuda.versions import cuda
@@ -46,7 +46,10 @@ class MemoryCalls(CudaCalls):
 
     @in_context
     def alloc(self, size: int) -> int:
-        return int(ask(cuda.cuMemAlloc, size))
+        code, address = cuda.cuMemAlloc(size)
+        if code:
+            raise error_of(code, "cuMemAlloc", asked=size)
+        return int(address)
 
     @in_context
     def free(self, address: int) -> None:
@@ -54,7 +57,10 @@ class MemoryCalls(CudaCalls):
 
     @in_context
     def alloc_pinned(self, size: int) -> int:
-        return int(ask(cuda.cuMemHostAlloc, size, 0))
+        code, address = cuda.cuMemHostAlloc(size, 0)
+        if code:
+            raise error_of(code, "cuMemHostAlloc", asked=size)
+        return int(address)
 
     @in_context
     def free_pinned(self, address: int) -> None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 import numpy
 
+from graphcore.driver.codes import OUT_OF_MEMORY, memory_words
 from graphcore.driver.emulated.calls import Refused, invalid
 from graphcore.driver.records import Allocation, MemcpyParams, MemoryKind, MemsetParams
 
@@ -159,10 +160,8 @@ class Memory:
         """Takes ``size`` bytes off what is free, or refuses with OUT_OF_MEMORY."""
         with self._lock:
             if size > self.free_bytes(device):
-                raise Refused(
-                    "CUDA_ERROR_OUT_OF_MEMORY",
-                    f"asked for {size} bytes, {self.free_bytes(device)} of {self.total} are free",
-                )
+                words = memory_words(self.free_bytes(device), self.total, size)
+                raise Refused(OUT_OF_MEMORY, words)
             self._used[device] += size
 
     def discharge(self, device: int, size: int) -> None:
@@ -183,7 +182,7 @@ class Memory:
         try:
             buffer = numpy.empty(size + ALIGNMENT - 1, numpy.uint8)
         except MemoryError:
-            raise Refused("CUDA_ERROR_OUT_OF_MEMORY", f"the host has no {size} bytes") from None
+            raise Refused(OUT_OF_MEMORY, f"the host has no {size} bytes") from None
         base = -(-buffer.ctypes.data // ALIGNMENT) * ALIGNMENT
         return _Block(base, size, device, memory, buffer)
 

@@ -11,8 +11,10 @@ from types import TracebackType
 from graphcore.driver import Driver, active
 from graphcore.driver.kept import default_driver
 from graphcore.errors import CaptureError, ConfigurationError, LifecycleError
+from graphcore.executable.memory_report import in_words
 from graphcore.resources.buffer import Buffer
 from graphcore.resources.driver_argument import checked_driver
+from graphcore.resources.exhaustion import telling_need
 
 EXPERT_BYTES = 256 * 2**20
 ROW_BYTES = 512 * 2**20
@@ -48,8 +50,9 @@ class StagingMemory:
                 raise ConfigurationError(f"{name}: expected at least 1, got {size!r}")
         self.driver = default_driver() if driver is None else checked_driver(driver)
         self.expert_bytes, self.row_bytes = expert_bytes, row_bytes
-        self._experts = Buffer.allocate(expert_bytes, "uint8", driver=self.driver)
-        self._rows = Buffer.allocate(row_bytes, "uint8", driver=self.driver)
+        with telling_need(self._need):
+            self._experts = Buffer.allocate(expert_bytes, "uint8", driver=self.driver)
+            self._rows = Buffer.allocate(row_bytes, "uint8", driver=self.driver)
 
     @property
     def experts(self) -> Buffer:
@@ -73,6 +76,13 @@ class StagingMemory:
         """Lets go of the memory; steps that are planned and graphs keep it."""
         self._experts.close()
         self._rows.close()
+
+    def _need(self) -> str:
+        return (
+            f"expert_bytes={self.expert_bytes} and row_bytes={self.row_bytes} take "
+            f"{in_words(self.nbytes)} in all; smaller ones make more chunks, and more parts of a "
+            "step"
+        )
 
     def __enter__(self) -> StagingMemory:
         return self

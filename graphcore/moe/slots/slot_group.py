@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 from graphcore_kernels import GatherPlan, expert_gather
@@ -15,6 +16,7 @@ from graphcore_kernels import GatherPlan, expert_gather
 from graphcore.driver import Driver, records
 from graphcore.driver.api import LEGACY_STREAM
 from graphcore.errors import ConfigurationError
+from graphcore.executable.memory_report import in_words
 from graphcore.moe.slots.slot_state import SlotState
 from graphcore.moe.slots.slot_tables import SlotTables
 from graphcore.resources.buffer import Buffer
@@ -106,6 +108,19 @@ class SlotGroup:
         for rows in self.rows.values():
             rows.close()
         self.tables.close()
+
+
+def need_of_slots(sources: Mapping[str, Mapping[str, Any]], slots: Mapping[str, int]) -> str:
+    """What the slots of these groups take of device memory, in words."""
+    every = [
+        prod(described.shape[1:]) * described.itemsize * slots[name]
+        for name, banks in sources.items()
+        for described in map(describe, banks.values())
+    ]
+    return (
+        f"the rows of {sum(slots.values())} slots in {len(slots)} groups take "
+        f"{in_words(sum(every))} in all; fewer slots take less"
+    )
 
 
 def expert_count(name: str, sources: Mapping[str, Any]) -> int:

@@ -23,12 +23,13 @@ from graphcore.moe.manifests.manifest import ExpertGroup
 from graphcore.moe.manifests.ownership import Ownership
 from graphcore.moe.slots.bank_sources import manifest_sources
 from graphcore.moe.slots.slot_counts import checked_slots
-from graphcore.moe.slots.slot_group import SlotGroup, expert_count
+from graphcore.moe.slots.slot_group import SlotGroup, expert_count, need_of_slots
 from graphcore.moe.slots.slot_state import SlotFault, SlotState, SlotTotals
 from graphcore.moe.slots.slot_succession import made_group
 from graphcore.moe.slots.stream_order import StreamOrder
 from graphcore.resources.buffer import Buffer
 from graphcore.resources.driver_argument import checked_driver
+from graphcore.resources.exhaustion import telling_need
 
 _serials = itertools.count(1)
 
@@ -83,10 +84,11 @@ class SlotPool:
         self.ownership = ownership
         experts = {name: expert_count(name, banks) for name, banks in groups.items()}
         slots = checked_slots(n_slots, experts)
-        made = {
-            name: made_group(name, banks, slots[name], self.driver)
-            for name, banks in groups.items()
-        }
+        with telling_need(lambda: need_of_slots(groups, slots)):
+            made = {
+                name: made_group(name, banks, slots[name], self.driver)
+                for name, banks in groups.items()
+            }
         self._pins: dict[str, dict[int, int]] = {name: {} for name in made}
         self._doubtful: set[str] = set()
         self.order = StreamOrder(self.driver)
@@ -317,7 +319,8 @@ class SlotPool:
         self.driver.synchronize()
         for name in more:
             self.settle(name)
-        made = {name: old[name].grown(slots, self.driver) for name, slots in more.items()}
+        with telling_need(lambda: _need_to_grow(old, more)):
+            made = {name: old[name].grown(slots, self.driver) for name, slots in more.items()}
         self.driver.synchronize()
         self.take_over({**old, **made}, grown=made)
 
@@ -403,6 +406,12 @@ class SlotPool:
             return "<SlotPool closed>"
         slots = ", ".join(f"{g.name}: {g.slots} of {g.experts}" for g in self.groups.values())
         return f"<SlotPool serial {self.serial}, {self.nbytes} bytes, {slots:.200}>"
+
+
+def _need_to_grow(groups: Mapping[str, SlotGroup], more: Mapping[str, int]) -> str:
+    words = need_of_slots({name: groups[name].sources for name in more}, more)
+    held = sum(groups[name].nbytes for name in more)
+    return f"{words}; until they are filled, the old ones lie beside them ({held} bytes)"
 
 
 def _refuse_inside_capture(action: str) -> None:
