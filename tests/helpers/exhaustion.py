@@ -124,7 +124,7 @@ def torch_memory(driver: Driver) -> AbstractContextManager[object]:
 
 @contextmanager
 def only(driver: Driver, left: int) -> Iterator[None]:
-    """For the block, at most ``left`` bytes of the device are free; with 0 not even small pieces."""
+    """For the block, at most ``left`` bytes of the device are free; 0: no small pieces either."""
     settle(driver)
     taken: list[int] = []
     least = 1 if driver.is_emulated else (2 * MIB if left else 512)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
-from helpers.caching import Steps, add_up, check, state_of
+from helpers.caching import Steps, add_up, check
 from helpers.exhaustion import MIB, Case
 from helpers.kernels import ONE_BLOCK, add_one, axpy
 from helpers.tensors import filled, poisoned, replay
@@ -180,7 +180,7 @@ class OneEntry(Case):
     errors = (torch.OutOfMemoryError, CaptureError, CudaError)
     says = ()
     shares = (0.3, 0.8)
-    options: Any = {}
+    options: ClassVar[dict[str, Any]] = {}
 
     def __init__(self, driver: Driver) -> None:
         super().__init__(driver)
@@ -188,8 +188,15 @@ class OneEntry(Case):
         self.small, self.large = Steps(driver), Steps(driver, self.unit)
         self.large.of(1)  # loads the kernels
         self.entry = self.cache.get_or_capture("small", self.small(3), warmup=1)
-        self.failures = 0
-        self.state = state_of(self.cache)
+        self.entries = self.more()
+        self.state = self.holds()
+
+    def more(self) -> set[str]:
+        """Makes what else the cache has; the keys of all."""
+        return {"small"}
+
+    def holds(self) -> tuple[set[Any], int]:
+        return set(self.cache.keys()), self.cache.bytes
 
     def operate(self) -> Any:
         with self.cache.pin("small"):
@@ -203,11 +210,11 @@ class OneEntry(Case):
     def check(self, made: Any) -> None:
         self.large.x.fill_(2.0)
         check(made, 11.0)
-        assert self.cache.keys() == ["small", "large"]
+        assert set(self.cache.keys()) == self.entries | {"large"}
 
     def still_right(self) -> None:
         if "large" not in self.cache:
-            assert state_of(self.cache) == self.state
+            assert self.holds() == self.state
         assert self.cache.get("small") is self.entry
         for value in (2.0, -1.0):
             self.small.x.fill_(value)
@@ -216,13 +223,21 @@ class OneEntry(Case):
 
 
 class OneEntryInASharedPool(OneEntry):
-    options = {"share_pool": True}
+    options: ClassVar[dict[str, Any]] = {"share_pool": True}
+
+    def more(self) -> set[str]:
+        self.cache.get_or_capture("second", self.small(2), warmup=1)
+        return {"small", "second"}
+
+    def operate(self) -> Any:
+        with self.cache.pin("second"):
+            return super().operate()
 
 
 class StrictCache(OneEntry):
     """Nothing goes for want of memory, though nothing is pinned."""
 
-    options = {"strict": True}
+    options: ClassVar[dict[str, Any]] = {"strict": True}
 
     def operate(self) -> Any:
         return self.cache.get_or_capture("large", self.large(5), warmup=1)
@@ -231,7 +246,7 @@ class StrictCache(OneEntry):
 class OverTheBudget(OneEntry):
     """The entry makes room for the new key, as the budget says; then memory runs out."""
 
-    options = {"max_entries": 1}
+    options: ClassVar[dict[str, Any]] = {"max_entries": 1}
     says = ("the cache had already evicted to make room: 'small'",)
 
     def operate(self) -> Any:
