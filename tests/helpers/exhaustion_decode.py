@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from helpers.decode_models import device_of, eager_tokens, make_model, make_prompt
-from helpers.exhaustion import Case
+from helpers.exhaustion import MIB, Case
 
 from graphcore import CaptureError
 from graphcore.decode import CUDAGraphAR, DecodeBuckets, StaticKVCache
@@ -24,6 +24,7 @@ class Decoding(Case):
 
     errors = ANY
     says = ()
+    device_slack = 40 * MIB  # torch keeps a workspace for each stream it multiplied on
 
     def __init__(self, driver: Driver) -> None:
         super().__init__(driver)
@@ -35,9 +36,9 @@ class Decoding(Case):
         self.runner = CUDAGraphAR(self.model, max_seq_len=ROOM, driver=driver)
         self.runner.generate(self.prompts[0], NEW)
         # as many rows as take some units of memory
-        self.rows = 128 if driver.is_emulated else 2048
-        self.wide = make_prompt(TOKENS, device=self.device, seed=2).repeat(self.rows, 1)
-        self.wide_expected = eager_tokens(self.model, self.wide[:1], NEW)
+        self.rows = 128 if driver.is_emulated else 8192
+        self.wide = make_prompt(TOKENS, batch=self.rows, device=self.device, seed=2)
+        self.wide_expected = eager_tokens(self.model, self.wide, NEW)
 
     def still_right(self) -> None:
         for prompt, expected in zip(self.prompts, self.expected, strict=True):
@@ -47,9 +48,7 @@ class Decoding(Case):
         assert self.runner.captures == 1
 
     def is_right(self, ids: torch.Tensor) -> None:
-        """Every row is what the prompt gives alone."""
-        assert ids.shape == (self.rows, TOKENS + NEW)
-        assert ids.unique(dim=0).tolist() == self.wide_expected.tolist()
+        assert torch.equal(ids, self.wide_expected)
 
 
 class KeysAndValues(Decoding):
@@ -94,6 +93,7 @@ class FirstPrompt(Decoding):
     """A runner that is there, whose prompt or capture finds no memory: it decodes once there is."""
 
     shares = (0.2, 0.6, 0.9)
+    device_shares = (0.2,)
 
     def __init__(self, driver: Driver) -> None:
         super().__init__(driver)

@@ -82,9 +82,8 @@ class TorchInAWarmUp(TorchInACapture):
 class MemoryOfTheGraph(Stood):
     """A graph that allocates: memory is asked for when it is launched, and free behind it."""
 
-    @property
-    def holds_memory(self) -> bool:  # type: ignore[override]
-        return not self.driver.is_emulated  # CUDA keeps it for the next launch
+    device_slack = None  # CUDA keeps it for the next launch
+    holds_memory = False
 
     def __init__(self, driver: Driver) -> None:
         super().__init__(driver)
@@ -122,7 +121,7 @@ class ManyNodes(Stood):
     """A graph of so many nodes that its executable needs more than is free."""
 
     says = (*Case.says, "an executable of its ")
-    driver_keeps_bytes = True
+    device_slack = None  # CUDA keeps what executables took, for the next ones
 
     def __init__(self, driver: Driver) -> None:
         super().__init__(driver)
@@ -250,10 +249,12 @@ class OverTheBudget(OneEntry):
     says = ("the cache had already evicted to make room: 'small'",)
 
     def operate(self) -> Any:
-        if "small" not in self.cache:
-            self.cache.evict("large")
+        try:
+            return self.cache.get_or_capture("large", self.large(5), warmup=1)
+        except BaseException:
+            assert len(self.cache) == 0
             self.entry = self.cache.get_or_capture("small", self.small(3), warmup=1)
-        return self.cache.get_or_capture("large", self.large(5), warmup=1)
+            raise
 
     def check(self, made: Any) -> None:
         self.large.x.fill_(2.0)
@@ -261,6 +262,5 @@ class OverTheBudget(OneEntry):
         assert self.cache.keys() == ["large"]
 
     def still_right(self) -> None:
-        assert len(self.cache) <= 1
-        assert "small" not in self.cache or self.cache.get("small") is self.entry
-        add_up(self.cache)
+        if "large" not in self.cache:
+            super().still_right()

@@ -103,6 +103,11 @@ class Admission(Admitting):
 
     says = (*Case.says, "asked for ")
 
+    def __init__(self, driver: Driver) -> None:
+        super().__init__(driver)
+        if not driver.is_emulated:
+            self.holds_memory = None  # less than a step in which a device hands memory out
+
     def lefts(self, took: int) -> list[int]:
         return [0]
 
