@@ -2,7 +2,7 @@
 #
 #   make demo    from a clean clone to a language model answering through a captured graph
 #   make test    from a clean clone: install, lint, types, import contracts, tests with coverage
-#   make test-full, check, outcomes, bench-tables, clean    see below
+#   make test-full, check, outcomes, bench-tables, kernel-resources, clean    see below
 #   make docs       the documents, notebooks and public names as a site: build/site
 #   make notebooks, faults, fuzz, soak    one proof of the test suite alone, the last two longer
 #
@@ -25,7 +25,7 @@ PYTHON ?= $(shell for p in python3 python3.12 python3.11 python3.13; do \
 # tests run on as many processes as there are cores, four at most: each may hold a model or two
 PARALLEL ?= -n auto --maxprocesses=4 --dist=worksteal
 
-.PHONY: help demo test test-full check lint types contracts unit outcomes bench-tables clean \
+.PHONY: help demo test test-full check lint types contracts unit outcomes bench-tables kernel-resources clean \
   docs notebooks faults fuzz soak
 
 help:
@@ -82,6 +82,12 @@ bench-tables: $(STAMP)
 	$(BIN)/python -m graphcore.bench.tables --rows-only README.md $(RESULTS)
 	$(BIN)/python -m graphcore.bench.tables docs/benchmarks.md $(RESULTS)
 	$(BIN)/python -m graphcore.bench.plots docs/images $(RESULTS)
+
+# registers and shared memory of every kernel, as NVRTC says: ten minutes; ONLY=PATTERN compiles
+# kernels of such names and keeps the other rows
+kernel-resources: $(STAMP)
+	PYTHONPATH=.:kernels $(BIN)/python -m graphcore_kernels.resource_usage \
+	  docs/kernel-resources.md --only '$(ONLY)'
 
 # warnings are errors (mkdocs.yml)
 docs: $(STAMP)
