@@ -148,7 +148,7 @@ class Pointer:
         item = numpy.dtype(self.dtype).itemsize
         if strides is None:
             whole = (ctypes.c_ubyte * (math.prod(sizes) * item)).from_address(self.address)
-            return numpy.frombuffer(whole, self.dtype).reshape(sizes)
+            return numpy.frombuffer(memoryview(whole), self.dtype).reshape(sizes)
         steps = list(strides)
         low = sum(min(0, step * (size - 1)) for step, size in zip(steps, sizes, strict=True))
         high = sum(max(0, step * (size - 1)) for step, size in zip(steps, sizes, strict=True))

@@ -73,8 +73,8 @@ def _memory_sentence(call: str, asked: int | None) -> str | None:
     """What ran out, with bytes; None where the driver does not say how much there is."""
     if "Host" in call:
         return None if asked is None else f"the host has no {asked} bytes to page-lock"
-    code, *memory = cuda.cuMemGetInfo()  # no capture minds
+    code, free, total = cuda.cuMemGetInfo()  # no capture minds
     if code:
         return None
     sentence = cuda_error(OUT_OF_MEMORY, call).description
-    return f"{sentence}: {memory_words(*map(int, memory), asked=asked)}"
+    return f"{sentence}: {memory_words(int(free), int(total), asked)}"
