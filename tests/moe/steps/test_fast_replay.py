@@ -6,7 +6,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy
 import pytest
+from graphcore_kernels import strided_copy
 from helpers import moe_shortfalls as shortfalls
 from helpers.interrupts import press_at
 from helpers.moe_recording import Step
@@ -16,7 +18,7 @@ from helpers.threads import in_thread
 import graphcore
 from graphcore.driver.emulated import EmulatedDriver
 from graphcore.errors import CudaError, LifecycleError
-from graphcore.moe import Kind, Phase, SlotPool
+from graphcore.moe import CallableStep, Kind, Phase, SlotPool
 from graphcore.testing import inject
 
 CAPTURE, DECLINED, DIRECT, REPLAY = Kind.CAPTURE, Kind.DECLINED, Kind.DIRECT, Kind.REPLAY
@@ -59,6 +61,10 @@ def another_certificate(scene: Scene, lane: Lane, patch: pytest.MonkeyPatch) -> 
 
 def another_phase(scene: Scene, lane: Lane, patch: pytest.MonkeyPatch) -> Any:
     return {"phase": Phase.DECODE}
+
+
+def of_a_prompt(scene: Scene, lane: Lane, patch: pytest.MonkeyPatch) -> Any:
+    return {"prompt_rows": 1}
 
 
 def on_another_stream(scene: Scene, lane: Lane, patch: pytest.MonkeyPatch) -> Any:
@@ -122,6 +128,7 @@ def a_graph_evicted(scene: Scene, lane: Lane, patch: pytest.MonkeyPatch) -> None
 EVENTS: dict[str, tuple[Happens, Kind]] = {
     "certificate": (another_certificate, REPLAY),
     "phase": (another_phase, REPLAY),
+    "rows": (of_a_prompt, DIRECT),
     "stream": (on_another_stream, DECLINED),
     "uid": (another_uid, REPLAY),
     "state": (another_state, DECLINED),
@@ -155,6 +162,27 @@ def test_a_fact_that_changed_is_looked_at_and_the_step_is_right(lane, monkeypatc
     assert (result.kind, looks.taken()) == (kind, 1), result
     assert scene.manifests.ownership.users().keys() <= set(LAYERS)
     scene.after()
+
+
+def test_a_step_without_experts_is_looked_at_after_another_manifest(monkeypatch):
+    scene = Scene(EmulatedDriver())
+    source, out = scene.buffer(2), scene.buffer(2)
+    source.write(numpy.ones(source.shape, numpy.float32))
+    step = CallableStep(
+        "plain", partial(strided_copy, out, source), tensors={"in": source, "out": out},
+        takes_stream=True,
+    )  # fmt: skip
+    run = partial(scene.reuse.run, step, stream=scene.stream)
+    assert [run().kind for _ in range(4)] == [DIRECT, CAPTURE, REPLAY, REPLAY]
+    looks, before = Looks(scene, monkeypatch), scene.seen[-1].generation
+    assert (run().kind, looks.taken()) == (REPLAY, 0)
+    scene.publish(scene.manifest)
+    assert (run().kind, looks.taken()) == (REPLAY, 1)
+    assert scene.seen[-1].generation == before + 1
+    out.write(numpy.full(out.shape, numpy.nan, numpy.float32))
+    assert (run().kind, looks.taken()) == (REPLAY, 0)
+    scene.driver.synchronize()
+    assert (out.read() == 1).all()
 
 
 def equal_stream(scene: Scene, lane: Lane, patch: pytest.MonkeyPatch) -> Any:
