@@ -6,6 +6,7 @@ device memory runs out: an error says which entries went for it.
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
@@ -169,6 +170,7 @@ class Filling:
                     str(error).partition("\n")[0],
                     ", ".join(repr(identity.key) for identity in went),
                 )
+            gc.collect()  # a failure may leave cycles that hold what it made
             count *= 2
 
     # ---- the graph -----------------------------------------------------------------------------

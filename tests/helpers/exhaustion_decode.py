@@ -94,6 +94,7 @@ class FirstPrompt(Decoding):
 
     shares = (0.2, 0.6, 0.9)
     device_shares = (0.2,)
+    keeps_for_life = True  # the first prompt makes the static logits, the first capture a stream
 
     def __init__(self, driver: Driver) -> None:
         super().__init__(driver)
