@@ -72,7 +72,7 @@ unit: $(STAMP)
 
 # the longer suites: every test, the slow ones too, and the built wheel
 test-full: $(STAMP)
-	$(BIN)/python -m pytest -m slow --timeout=1200
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow --timeout=1200 $(PARALLEL)
 
 # what came of the contract suite on each driver that is here; a test compares the files
 outcomes: $(STAMP)
