@@ -18,15 +18,10 @@ def pytest_collection_modifyitems(items):
             raise pytest.UsageError(f"{item.nodeid}: give the case an id")
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _what_a_file_left_is_collected():
-    yield
-    gc.collect()
-
-
 @pytest.fixture(autouse=True)
-def _what_was_there_before_is_not_searched():
-    """``gc.collect()`` looks at what the test made: all of torch takes half a second each time."""
+def _garbage_goes_with_its_test():
+    """Collections look at what the test made: all of torch takes half a second each time."""
     gc.freeze()
     yield
+    gc.collect()
     gc.unfreeze()

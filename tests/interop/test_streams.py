@@ -96,6 +96,7 @@ class _Device:
 
     is_emulated = False
     device = 3
+    name = "cuda"
 
 
 class _Torch:
