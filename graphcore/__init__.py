@@ -67,6 +67,9 @@ _HOMES = {
     "trace_replays": "graphcore.executable.tracing",
 }
 
+# packages that are imported by themselves
+_PARTS = ["bench", "decode", "interop", "moe", "parallel", "plan", "resources", "reuse", "testing"]
+
 __all__ = [
     "Buffer",
     "CacheCounters",
@@ -171,10 +174,15 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{_advice(name)}")
     value = getattr(import_module(home), name)
     globals()[name] = value
     return value
+
+
+def _advice(name: str) -> str:
+    """What to write instead, where ``name`` is a part that is imported by itself."""
+    return f"; write: import graphcore.{name}" if name in _PARTS else ""
 
 
 def __dir__() -> list[str]:

@@ -68,6 +68,20 @@ def test_an_unknown_name_is_an_attribute_error_that_names_the_module(module):
         importlib.import_module(module).captures  # noqa: B018
 
 
+@pytest.mark.parametrize("part", ["decode", "moe", "testing"])
+def test_a_part_that_nobody_imported_is_told_with_its_import(part, monkeypatch):
+    monkeypatch.delattr(graphcore, part, raising=False)
+    with pytest.raises(AttributeError, match=f"'{part}'; write: import graphcore.{part}$"):
+        getattr(graphcore, part)
+
+
+def test_every_part_is_told_with_its_import():
+    found = {module.name for module in pkgutil.iter_modules(graphcore.__path__) if module.ispkg}
+    told = {name for name in found if graphcore._advice(name)}
+    assert found - told == {"cli", "drawing", "driver", "executable", "graph"}
+    assert graphcore._advice("captures") == ""
+
+
 def test_every_exception_of_ours_descends_from_the_root_and_is_public():
     errors = importlib.import_module("graphcore.errors")
     for name in errors.__all__:
