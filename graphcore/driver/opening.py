@@ -30,6 +30,10 @@ def open_driver(name: str | None = None, *, device: int | None = None, **options
             runs without its global lock.
     """
     _refuse_without_the_lock()
+    if name is not None and not isinstance(name, str):
+        raise ConfigurationError(
+            f"name: expected 'cuda', 'emulated' or None, got {name!r}; device= chooses a device"
+        )
     chosen = name or os.environ.get("GRAPHCORE_DRIVER") or None
     if chosen not in (None, "cuda", "emulated"):
         where = "name" if name else "environment variable GRAPHCORE_DRIVER"

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from graphcore.driver import CaptureMode, Driver
-from graphcore.errors import ConfigurationError
+from graphcore.errors import CacheTypeError, ConfigurationError
 from graphcore.executable.capture_options import LegacyWork
 from graphcore.executable.capture_session import Capture
 from graphcore.executable.expectation import Expectation
@@ -60,6 +60,11 @@ def capture(
             the error carries CUDA's code, the Python line, the rule and the remedy. Any other
             exception of the block passes unchanged, with a note.
     """
+    if callable(stream) and not hasattr(stream, "__cuda_stream__"):
+        raise CacheTypeError(
+            f"stream: expected a stream or None, got {type(stream).__name__}, which can be called: "
+            "capture_function(function, *arguments) captures a function; capture() is a block"
+        )
     return Capture(
         stream,
         driver=driver,

@@ -72,11 +72,12 @@ def test_a_name_goes_before_the_environment(
     ("name", "variable", "said"),
     [
         ("metal", "", "name: expected 'cuda' or 'emulated', got 'metal'"),
+        (0, "", "name: expected .* or None, got 0; device= chooses a device"),
         (None, "CUDA", "environment variable GRAPHCORE_DRIVER: expected .* got 'CUDA'"),
     ],
 )
 def test_an_unknown_driver_is_refused_saying_who_asked(
-    monkeypatch: pytest.MonkeyPatch, name: str | None, variable: str, said: str
+    monkeypatch: pytest.MonkeyPatch, name: Any, variable: str, said: str
 ) -> None:
     monkeypatch.setenv("GRAPHCORE_DRIVER", variable)
     with pytest.raises(ConfigurationError, match=said):

@@ -159,6 +159,12 @@ def test_what_is_no_stream_is_a_type_error(graphcore_driver: Driver, wrong: Any)
         graphcore.capture(wrong, driver=graphcore_driver).__enter__()
 
 
+@pytest.mark.parametrize("step", [lambda: None, dict], ids=["function", "class"])
+def test_a_function_in_the_streams_place_is_told_of_capture_function(step: Any) -> None:
+    with pytest.raises(CacheTypeError, match=r"capture_function\(function, \*arguments\)"):
+        graphcore.capture(step)
+
+
 def test_a_stream_of_another_driver_is_a_type_error() -> None:
     one, other = (graphcore.open_driver("emulated", devices=2, device=n) for n in (0, 1))
     with pytest.raises(CacheTypeError, match="expected one of driver emulated:0"):
