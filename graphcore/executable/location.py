@@ -51,12 +51,12 @@ def caller() -> str:
 
 def innermost(frames: Iterable[tuple[str, int]]) -> str:
     """The first of (file, line), innermost first, that is the user's (or else a package's)."""
-    fallback = "an unknown line"
+    fallback = "a line of graphcore's own"
     for path, line in frames:
         library = _library(path)
         if library is None:
             return f"{path}:{line}"
-        if library and fallback == "an unknown line":
+        if library and fallback == "a line of graphcore's own":
             fallback = f"{path}:{line}"
     return fallback
 

@@ -106,4 +106,4 @@ def test_a_caller_that_is_installed_code_only_is_named_so(monkeypatch: pytest.Mo
     )
     assert _stack(MODEL, OURS, inner=location.caller)() == f"{MODEL}:2"
     monkeypatch.setattr(location, "_library", lambda path: "")
-    assert location.caller() == "an unknown line"
+    assert location.caller() == "a line of graphcore's own"
