@@ -269,7 +269,8 @@ def _foreign_cache(cache: Any) -> str:
     if isinstance(cache, compat.DynamicCache):
         return (
             "cache: expected a graphcore StaticKVCache, got a DynamicCache: it allocates new K/V "
-            "at every step, so a captured graph would read freed memory"
+            "at every step, so a captured graph would read freed memory; make a static one: "
+            "StaticKVCache.for_model(model, max_seq_len=...)"
         )
     return f"cache: expected a graphcore StaticKVCache, got {kind}, whose buffers are not static"
 

@@ -97,6 +97,26 @@ def forward_for(
     return forward if guide is None else GuidedForward(forward, guide)
 
 
+_SETTINGS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+
+
+def _advice(name: str) -> str:
+    """Where a setting belongs that callers of transformers' ``generate`` look for here."""
+    if name in _SETTINGS:
+        return (
+            "; sampling is part of the graph and given to the runner: "
+            f"sampling=Sampling({name}=...)"
+        )
+    if name == "do_sample":
+        return (
+            "; sampling is part of the graph and given to the runner: "
+            "sampling=Sampling(temperature=...)"
+        )
+    if name == "one_launch":
+        return "; call generate_in_one_launch"
+    return ""
+
+
 def checked_prompt(
     forward: Forward, input_ids: Any, attention_mask: Any, inputs: Mapping[str, Any]
 ) -> Prompt:
@@ -116,7 +136,9 @@ def checked_prompt(
             takes = name in known
         if not takes:
             where = " without guidance" if is_negative else ""
-            raise ConfigurationError(f"{name}: this runner takes no such input{where}")
+            raise ConfigurationError(
+                f"{name}: this runner takes no such input{where}{_advice(name)}"
+            )
     if isinstance(inner, EncoderDecoderForward):
         check = guided_prompt if guided else encoder_prompt
         return check(inner.model, inner.cache, input_ids, attention_mask, inputs)

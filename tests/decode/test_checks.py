@@ -177,6 +177,29 @@ def test_a_dynamic_cache_is_refused(model: Any) -> None:
     with pytest.raises(CacheTypeError, match="DynamicCache: it allocates") as caught:
         CUDAGraphAR(model, compat.DynamicCache())
     assert isinstance(caught.value, TypeError)
+    call = str(caught.value).rsplit("static one: ", 1)[1].replace("...", "16")
+    made = eval(call, {"StaticKVCache": StaticKVCache, "model": model})
+    assert CUDAGraphAR(model, made).cache.max_seq_len == 16
+
+
+@pytest.mark.parametrize(
+    ("given", "where"),
+    [
+        ({"temperature": 0.7}, r"given to the runner: sampling=Sampling\(temperature="),
+        ({"top_p": 0.9}, r"given to the runner: sampling=Sampling\(top_p="),
+        ({"do_sample": True}, r"given to the runner: sampling=Sampling\(temperature="),
+        ({"one_launch": True}, "call generate_in_one_launch"),
+        ({"colour": 1}, "colour: this runner takes no such input$"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_a_setting_of_generate_elsewhere_is_refused_with_its_place_here(
+    model: Any, given: Any, where: str
+) -> None:
+    runner = CUDAGraphAR(model, max_seq_len=16)
+    with pytest.raises(ConfigurationError, match=where):
+        runner.generate(torch.tensor([[1, 2]]), 2, **given)
+    assert runner.captures == 0
 
 
 def test_a_transformers_static_cache_is_refused_with_the_call_that_converts_it(

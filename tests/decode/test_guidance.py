@@ -293,7 +293,7 @@ def test_guidance_and_negative_prompts_that_cannot_work_are_refused() -> None:
         r"negative_attention_mask: expected negative_input_ids": {
             "negative_attention_mask": torch.ones(1, 3)
         },
-        r"positive_ids: this runner takes no such input": {"positive_ids": prompt},
+        r"positive_ids: this runner takes no such input$": {"positive_ids": prompt},
     }
     for message, given in cases.items():
         with pytest.raises(ConfigurationError, match=message):
