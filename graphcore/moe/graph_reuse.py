@@ -35,7 +35,7 @@ from graphcore.moe.steps.device_times import DeviceTimes
 from graphcore.moe.steps.fact_finder import OFF, FactFinder, said_of_graphs
 from graphcore.moe.steps.fast_replay import FastReplay, Given
 from graphcore.moe.steps.fast_running import FastRunning
-from graphcore.moe.steps.reuse_arguments import check_call, check_making
+from graphcore.moe.steps.reuse_arguments import check_call, check_making, check_work
 from graphcore.moe.steps.reuse_books import ReuseBooks
 from graphcore.moe.steps.step_agreement import StepAgreement
 from graphcore.moe.steps.step_facts import Step
@@ -191,6 +191,7 @@ class GraphReuse(ReuseBooks):
             CaptureError: Inside a capture of this thread.
             ConfigurationError: A group that neither manifest nor pool has, or without an admission
                 although its slots serve it.
+            CacheTypeError: ``work`` is no step.
             ConfigurationError: Rows of prompts that the step does not have, or no phase.
             LifecycleError: It failed before anything was launched (required work that cannot be
                 prepared, a corrupt plan), this is closed, or slots that must not be touched were
@@ -216,6 +217,7 @@ class GraphReuse(ReuseBooks):
         if self._agreement is not None:
             self._agreement.at_once(is_ready=False)
         _refuse_inside_capture()
+        check_work(work)
         check_call(work.rows, phase, prompt_rows)
         self._setting.fix()
         if self._publishes and work.groups:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-from graphcore.errors import ConfigurationError
+from graphcore.errors import CacheTypeError, ConfigurationError
 from graphcore.moe.manifests.names import Phase
 
 
@@ -20,6 +20,15 @@ def check_making(owner: object, rank: object, ranks: object, patience_seconds: o
         isinstance(patience_seconds, int | float) and patience_seconds >= 0
     ):
         raise ConfigurationError(f"patience_seconds: expected at least 0, got {patience_seconds!r}")
+
+
+def check_work(work: object) -> None:
+    """Raises CacheTypeError for what is no step."""
+    if not (hasattr(work, "rows") and hasattr(work, "identity")):
+        raise CacheTypeError(
+            f"work: expected a step, as handle.step(...), CallableStep and PlanStep make it; got "
+            f"{type(work).__name__}"
+        )
 
 
 def check_call(rows: int, phase: object, prompt_rows: object) -> None:

@@ -9,7 +9,7 @@ import pytest
 from helpers.moe_steps import Scene
 
 from graphcore.driver.emulated import EmulatedDriver
-from graphcore.errors import ConfigurationError
+from graphcore.errors import CacheTypeError, ConfigurationError
 from graphcore.moe import GraphReuse, Kind
 
 
@@ -40,6 +40,15 @@ def test_what_no_step_can_be_is_refused_by_name_and_the_capture_stays(given):
     with pytest.raises(ConfigurationError, match=f"{name}: expected"):
         lane.scene.reuse.run(lane.step, stream=lane.scene.stream, **given)
     assert lane.calls == []
+    assert lane.run().kind is Kind.REPLAY
+
+
+@pytest.mark.parametrize("work", [lambda: None, None, "decode"], ids=["function", "None", "name"])
+def test_what_is_no_step_is_refused_with_what_makes_one_and_the_capture_stays(work):
+    lane = Scene(EmulatedDriver()).lane()
+    lane.kinds(3)
+    with pytest.raises(CacheTypeError, match=r"work: expected a step, as handle\.step"):
+        lane.scene.reuse.run(work, stream=lane.scene.stream)
     assert lane.run().kind is Kind.REPLAY
 
 
