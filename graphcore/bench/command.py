@@ -102,7 +102,9 @@ def run(
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="graphcore bench", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="graphcore bench", description="Measures graphcore against floors and peers."
+    )
     parser.add_argument("suite", choices=sorted(SUITES), help="what to measure")
     parser.add_argument("--out", type=Path, help="result file (JSON); none is written without it")
     parser.add_argument("--rounds", type=int, default=MIN_ROUNDS, help="rounds of A B B A")

@@ -170,7 +170,7 @@ def _add_inspect_arguments(inspect: argparse.ArgumentParser) -> None:
     add = inspect.add_argument
     add("subject", metavar="FILE|module:function", help="what to look at")
     add("-o", "--output", type=Path, metavar="PAGE", help="default: named after the subject")
-    add("--diff", metavar="OTHER", help="compare with another one; exit status 1: different")
+    add("--diff", metavar="OTHER", help="compare two graphs or snapshots; exit status 1: different")
     add("--text", action="store_true", help="print a table; no page without -o")
     add("--full", action="store_true", help="show every node, not folded past 200")
     add("--open", action="store_true", help="open the page in a browser")

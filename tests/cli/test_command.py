@@ -96,7 +96,9 @@ def test_a_page_that_cannot_be_written_is_refused_before_anything_is_loaded(
 
 def test_bench_gets_its_own_arguments(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "--help"]) == 0
-    assert "launch" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "launch" in said
+    assert "Measures graphcore against floors and peers." in said
     assert main(["bench", "no-such-suite"]) == 2
 
 
