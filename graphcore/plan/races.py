@@ -176,10 +176,7 @@ def _problem(race: Race, nodes: Sequence[PlanNode], path: str, cause: str = "") 
     first, second = (
         _does(name, [pair[side] for pair in race.pairs]) for side, name in enumerate(names)
     )
-    advice = (
-        "neither comes after the other: name one in the other's after=, or leave after= out, and "
-        "the order is derived"
-    )
+    advice = "neither comes after the other: give one of them after=, or let both be derived"
     if race.byte_range is None:
         return PlanProblem(
             "condition",
