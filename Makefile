@@ -4,7 +4,7 @@
 #   make test    from a clean clone: install, lint, types, import contracts, tests with coverage
 #   make test-full, check, outcomes, bench-tables, kernel-resources, clean    see below
 #   make docs       the documents, notebooks and public names as a site: build/site
-#   make notebooks, faults, fuzz, soak    one proof of the test suite alone, the last two longer
+#   make notebooks, browser, faults, fuzz, soak    one proof of the test suite alone, the last two longer
 #
 # Neither needs a GPU; both use one that is there.
 
@@ -26,7 +26,7 @@ PYTHON ?= $(shell for p in python3 python3.12 python3.11 python3.13; do \
 PARALLEL ?= -n auto --maxprocesses=4 --dist=worksteal
 
 .PHONY: help demo test test-full check lint types contracts unit outcomes bench-tables kernel-resources clean \
-  docs notebooks faults fuzz soak
+  docs notebooks browser faults fuzz soak
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -95,6 +95,10 @@ docs: $(STAMP)
 	  mkdocs-material 'mkdocstrings[python]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 	$(BIN)/python -m pytest -q tests/test_site.py tests/test_documents.py
+
+# the pages' script in Chromium; writes tests/drawing/browser.json, for where there is none
+browser: $(STAMP)
+	$(BIN)/python tests/helpers/browser_run.py
 
 notebooks: $(STAMP)
 	$(BIN)/python -m pytest -q tests/test_notebooks.py

@@ -1,11 +1,11 @@
-"""A test that the page of features names has run: here, or on a device."""
+"""A test that the page of features names has run: here, on a device, or in a browser."""
 
 import json
 import subprocess
 import sys
 
 import pytest
-from helpers import documents, named_tests
+from helpers import browser_run, documents, named_tests
 from helpers.repository import ROOT
 
 A, B = "tests/x.py::test_a", "tests/x.py::test_b"
@@ -37,6 +37,18 @@ def test_a_run_on_a_device_that_is_on_file_has_passed_tests_of_this_suite():
     passed = named_tests.passed_on_a_device()
     named = documents.named_tests(documents.read(named_tests.PAGE))
     assert len(passed & named) > 20
+
+
+def test_a_browser_has_passed_the_script_of_the_pages_as_it_is_now():
+    record = browser_run.recorded()
+    assert record["sources"] == browser_run.digests(), "a page has changed since: make browser"
+    assert len(browser_run.passed_in_a_browser()) == record["passed"] >= 5
+
+
+def test_what_a_browser_passed_before_the_script_changed_does_not_count(monkeypatch):
+    before = dict.fromkeys(browser_run.SOURCES, "other")
+    monkeypatch.setattr(browser_run, "digests", lambda: before)
+    assert browser_run.passed_in_a_browser() == set()
 
 
 def test_a_session_with_a_named_test_that_ran_nowhere_fails_and_names_it(tmp_path):

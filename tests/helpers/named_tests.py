@@ -1,14 +1,14 @@
-"""Tests that a page names must have run somewhere: here, or in the last run on a device.
+"""Tests that a page names must have run somewhere: here, on a device, or in a browser.
 
 ``NamedTests`` is a plugin object of the test session: at the end of a run of the whole suite it
-looks for named tests of which every case was skipped and that no device has passed either.
+looks for named tests of which every case was skipped and that no run on file has passed either.
 """
 
 import json
 from collections import defaultdict
 
 import pytest
-from helpers import documents
+from helpers import browser_run, documents
 from helpers.repository import ROOT
 
 PAGE = "docs/features.md"
@@ -27,8 +27,8 @@ def passed_on_a_device():
     return {function for run in runs for function in run.get("passed_functions", ())}
 
 
-def never_run(named, outcomes, on_device):
-    """Those of ``named`` that were met, skipped in every case, and passed on no device.
+def never_run(named, outcomes, elsewhere):
+    """Those of ``named`` that were met, skipped in every case, and not passed ``elsewhere``.
 
     A name without ``::`` is a file, and stands for all of its tests together. ``outcomes`` has the
     set of outcomes of each function.
@@ -37,7 +37,7 @@ def never_run(named, outcomes, on_device):
     for name in sorted(named):
         met = [function for function in outcomes if function == name or _holds(name, function)]
         skipped = bool(met) and all(outcomes[function] == {"skipped"} for function in met)
-        if skipped and not any(function in on_device for function in met):
+        if skipped and not any(function in elsewhere for function in met):
             found.append(name)
     return found
 
@@ -59,12 +59,13 @@ class NamedTests:
 
     def pytest_sessionfinish(self, session):
         named = documents.named_tests(documents.read(PAGE))
-        self._lines = never_run(named, self._outcomes, passed_on_a_device())
+        elsewhere = passed_on_a_device() | browser_run.passed_in_a_browser()
+        self._lines = never_run(named, self._outcomes, elsewhere)
         if self._lines and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter):
         for name in self._lines:
             terminalreporter.write_line(
-                f"{PAGE} names {name}: skipped here, and no run on a device passed it", red=True
+                f"{PAGE} names {name}: skipped here, and no run on file passed it", red=True
             )
