@@ -4,6 +4,7 @@
 #   make test    from a clean clone: install, lint, types, import contracts, tests with coverage
 #   make test-full, check, outcomes, bench-tables, kernel-resources, clean    see below
 #   make docs       the documents, notebooks and public names as a site: build/site
+#   make gpu        the tests on a device, in parallel; writes benchmarks/results/DEVICE/tests.json
 #   make notebooks, browser, faults, fuzz, soak    one proof of the test suite alone, the last two longer
 #
 # Neither needs a GPU; both use one that is there.
@@ -26,7 +27,7 @@ PYTHON ?= $(shell for p in python3 python3.12 python3.11 python3.13; do \
 PARALLEL ?= -n auto --maxprocesses=4 --dist=worksteal
 
 .PHONY: help demo test test-full check lint types contracts unit outcomes bench-tables kernel-resources clean \
-  docs notebooks browser faults fuzz soak
+  docs notebooks browser gpu faults fuzz soak
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -102,6 +103,11 @@ browser: $(STAMP)
 
 notebooks: $(STAMP)
 	$(BIN)/python -m pytest -q tests/test_notebooks.py
+
+# the tests on a device, on all cores
+gpu: $(STAMP)
+	GRAPHCORE_COMMIT=$$(git rev-parse HEAD) PYTHONPATH=.:kernels:tests \
+	  $(BIN)/python tests/helpers/device_run.py
 
 # every driver call of every operation, with every code that it can give
 faults: $(STAMP)

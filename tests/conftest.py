@@ -1,8 +1,11 @@
 """The session looks after names: of tests that the page of features has, and of cases."""
 
 import gc
+import os
+import time
 
 import pytest
+from helpers.device_run import UNTIL
 from helpers.named_tests import NamedTests
 
 
@@ -16,6 +19,12 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if " at 0x" in item.nodeid:  # another name in every process: runs cannot be shared
             raise pytest.UsageError(f"{item.nodeid}: give the case an id")
+
+
+def pytest_runtest_setup():
+    until = os.environ.get(UNTIL)
+    if until is not None and time.time() > float(until):
+        pytest.skip("the run's time limit is past")
 
 
 @pytest.fixture(autouse=True)

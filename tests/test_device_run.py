@@ -1,0 +1,51 @@
+"""The run of the gpu tests on a device: what it compiles ahead, and how it ends in time."""
+
+import subprocess
+import sys
+import time
+from collections import Counter
+
+import pytest
+from graphcore_kernels._catalogue import catalogue
+from helpers import device_run
+from helpers.repository import ROOT
+
+
+def test_every_kernel_is_compiled_once():
+    kernels = [kernel for module in device_run.modules("sm_90a") for kernel in module]
+    assert Counter(kernels) == Counter({entry.kernel: 1 for entry in catalogue("sm_90a")})
+    for module in device_run.modules("sm_90a"):
+        assert len({(kernel.source, kernel.options) for kernel in module}) == 1
+
+
+def test_a_device_takes_the_kernels_of_its_capability():
+    assert device_run.architecture_of((9, 0)) == "sm_90a"
+    with pytest.raises(SystemExit, match=r"no kernels are listed for a device of \(7, 5\)"):
+        device_run.architecture_of((7, 5))
+
+
+@pytest.mark.parametrize(("from_now", "outcome"), [(-1, "1 skipped"), (600, "1 passed")])
+def test_tests_are_skipped_once_the_time_is_over(from_now, outcome, monkeypatch):
+    monkeypatch.setenv(device_run.UNTIL, str(time.time() + from_now))
+    chosen = "tests/test_device_run.py::test_a_device_takes_the_kernels_of_its_capability"
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", chosen],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert outcome in done.stdout, done.stdout
+
+
+def test_a_machine_without_a_device_is_told():
+    done = subprocess.run(
+        [sys.executable, "tests/helpers/device_run.py"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"PYTHONPATH": f"{ROOT}:{ROOT}/kernels:{ROOT}/tests", "CUDA_VISIBLE_DEVICES": ""},
+    )
+    assert done.returncode != 0
+    assert "DriverUnavailable" in done.stderr
