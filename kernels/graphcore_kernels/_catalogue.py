@@ -15,13 +15,13 @@ from graphcore_kernels._gemm_forms import (
     ARITHMETIC,
     MOST_EXPERTS,
     THREADS,
-    WARPGROUPS,
     Form,
     Layout,
     combine_kernel,
     forms_of,
     product_kernel,
     warpgroup_product,
+    warpgroups_of,
 )
 from graphcore_kernels._gemm_warpgroup import has_warpgroups
 from graphcore_kernels.copy_plan import CopyForm
@@ -94,13 +94,14 @@ def _products(capability: tuple[int, int]) -> Iterator[Entry]:
                 kernel = product_kernel(arithmetic, layout, form, capability)
                 yield _product(kernel, form, device)
         if has_warpgroups(arithmetic, "nk", capability):
-            for form in WARPGROUPS.values():
-                for has_pairs in (False, True):
-                    for is_combined in (False, True):
-                        kernel = warpgroup_product(
-                            arithmetic, form, has_pairs=has_pairs, is_combined=is_combined
-                        )
-                        yield _product(kernel, form, device)
+            for form in warpgroups_of(arithmetic).values():
+                made = [
+                    warpgroup_product(arithmetic, form, has_pairs=pairs, is_combined=combined)
+                    for pairs in (False, True)
+                    for combined in (False, True)
+                ]
+                for kernel in dict.fromkeys(made):  # of F32 what is combined has no other
+                    yield _product(kernel, form, device)
     for element in ("bf16", "f16", "ieee"):
         yield Entry("moe_grouped_gemm", combine_kernel(element), (THREADS,))
 

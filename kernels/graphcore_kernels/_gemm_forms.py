@@ -6,6 +6,8 @@ whatever counts, offsets and slots say when it is replayed.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Literal
@@ -126,17 +128,49 @@ WIDE = Form("wide", 64, 32, way="stream", blocks=1)
 WIDE_16 = Form("wide", 64, 16, way="stream", blocks=1)
 TILE_64 = Form("tile64", 128, 64, way="tile", blocks=1)
 TILE_128 = Form("tile128", 128, 128, way="tile", blocks=1)
-WARPGROUPS = {
-    f"warpgroup{shape.tokens}": Form(
-        f"warpgroup{shape.tokens}", shape.columns, shape.tokens, way="warpgroups", blocks=1,
-        shape=shape,
-    )
-    for shape in (WarpgroupShape(256, 64, 8, 5), WarpgroupShape(128, 256, 32, 4))
+_OF_16_BITS = (WarpgroupShape(256, 64, 8, 5), WarpgroupShape(128, 256, 32, 4))
+_SHAPES: Mapping[str, tuple[WarpgroupShape, ...]] = {
+    "bf16": _OF_16_BITS,
+    "f16": _OF_16_BITS,
+    "tf32x3": (
+        WarpgroupShape(256, 64, 8, 4, itemsize=4, is_split=True),
+        WarpgroupShape(128, 128, 16, 4, itemsize=4, is_split=True),
+    ),
+    "tf32": (
+        WarpgroupShape(256, 64, 8, 5, itemsize=4),
+        WarpgroupShape(128, 256, 32, 4, itemsize=4),
+    ),
+}
+
+# The rows for each expert that has any, up to which a form is chosen, and those above which a form
+# of warpgroups is, the widest first. What no device has measured is in neither: it is taken by
+# name alone.
+_MOST_ROWS_OF_16_BITS = {
+    "direct": 4, "flow": 64, "wide": 32, "tile64": 96, "tile128": math.inf
 }  # fmt: skip
-# rows for each expert that has any, above which a form of warpgroups is faster, the widest first
-_LEAST_ROWS = {"warpgroup256": 40, "warpgroup64": 4}
-# rows for each expert that has any, up to which a form is chosen
-_MOST_ROWS = {"direct": 4, "flow": 64, "narrow": 4, "medium": 16, "wide": 32, "tile64": 96}
+_MOST_ROWS: Mapping[str, Mapping[str, float]] = {
+    "bf16": _MOST_ROWS_OF_16_BITS,
+    "f16": _MOST_ROWS_OF_16_BITS,
+    "ieee": {"narrow": 4, "wide": 32, "tile64": 96, "tile128": math.inf},
+    "tf32x3": {"narrow": 4, "wide": 32, "tile64": math.inf},
+    "tf32": {"narrow": 4, "medium": 16, "wide": 32, "tile64": 96, "tile128": math.inf},
+}
+_LEAST_ROWS_OF_16_BITS = {"warpgroup256": 40, "warpgroup64": 4}
+_LEAST_ROWS: Mapping[str, Mapping[str, float]] = {
+    "bf16": _LEAST_ROWS_OF_16_BITS,
+    "f16": _LEAST_ROWS_OF_16_BITS,
+}
+
+
+@cache
+def warpgroups_of(arithmetic: str) -> Mapping[str, Form]:
+    """The forms of warpgroups by name; none of "ieee"."""
+    forms = [
+        Form(f"warpgroup{shape.tokens}", shape.columns, shape.tokens, way="warpgroups", blocks=1,
+             shape=shape)
+        for shape in _SHAPES.get(arithmetic, ())
+    ]  # fmt: skip
+    return {form.name: form for form in forms}
 
 
 def forms_of(arithmetic: str, layout: Layout) -> dict[str, Form]:
@@ -157,9 +191,9 @@ def choose_form(
 ) -> Form:
     """The form for ``rows`` rows at most, shared by ``experts`` experts, on such a device."""
     if has_warpgroups(arithmetic, layout, capability):
-        for name, least in _LEAST_ROWS.items():
+        for name, least in _LEAST_ROWS.get(arithmetic, {}).items():
             if _rows_each(rows, experts) > least:
-                return WARPGROUPS[name]
+                return warpgroups_of(arithmetic)[name]
     return choose_portable_form(rows, experts, arithmetic, layout)
 
 
@@ -167,10 +201,10 @@ def choose_portable_form(rows: int, experts: int, arithmetic: str, layout: Layou
     """As :func:`choose_form`, of those forms that every device takes."""
     forms = forms_of(arithmetic, layout)
     each = _rows_each(rows, experts)
-    for name, most in _MOST_ROWS.items():
-        if name in forms and each <= most:
-            return forms[name]
-    return list(forms.values())[-1]
+    chosen = (
+        name for name, most in _MOST_ROWS[arithmetic].items() if name in forms and each <= most
+    )
+    return forms[next(chosen)]
 
 
 def _rows_each(rows: int, experts: int) -> float:
@@ -229,11 +263,15 @@ def product_name(arithmetic: str, layout: Layout, form: Form) -> str:
 
 
 def warpgroup_product(arithmetic: str, form: Form, *, has_pairs: bool, is_combined: bool) -> Kernel:
-    """The kernel of a form of warpgroups; one object for each choice."""
+    """The kernel of a form of warpgroups; one object for each choice.
+
+    Of F32 the same does both: what is to be combined is stored as results are.
+    """
     assert form.shape is not None
     return warpgroup_kernel(
         product_name(arithmetic, "nk", form), arithmetic, form.shape, _SIGNATURE,
-        product_reference, has_pairs=has_pairs, is_combined=is_combined,
+        product_reference, has_pairs=has_pairs,
+        is_combined=is_combined and ITEMSIZES[arithmetic] == 2,
     )  # fmt: skip
 
 

@@ -23,15 +23,14 @@ if TYPE_CHECKING:
     from graphcore_kernels._gemm_operands import Sizes
 
 _CAPABILITY = (9, 0)
-_ARITHMETIC = ("bf16", "f16")
+_PRECISIONS = {"bf16": 0, "f16": 1, "tf32x3": 3, "tf32": 4}
 """By number, as the source has them."""
 _THREADS, _WARPS = 384, 12
-_ITEMSIZE = 2
-_STEP = 64
-"""Elements of the depth of a box: 128 bytes."""
 _GROUP = 8
 """Gates before their ups."""
 _ROW_BYTES = 128
+"""Of the depth, of a box: 64 elements, or 32 of F32."""
+_TURNED_BYTES = 4 * 4096
 _BARRIER_BYTES = 256
 _CONCAT = 1
 
@@ -43,20 +42,24 @@ class WarpgroupShape:
     Args:
         columns: Of the weights: 128 or 256.
         tokens: The most rows.
-        grain: Rows that are added at once to what a task takes, and of a box of x: 8 or 32, eight
-            of which are ``tokens`` at least.
-        stages: Of the ring, 64 elements of the depth each.
+        grain: Rows that are added at once to what a task takes, and of a box of x: an eighth of
+            ``tokens`` and a multiple of 8.
+        stages: Of the ring, 128 bytes of the depth each.
+        itemsize: Of the elements, in bytes.
+        is_split: Whether the ring also has what rounding tokens took.
     """
 
     columns: int
     tokens: int
     grain: int
     stages: int
+    itemsize: int = 2
+    is_split: bool = False
 
     def shared_bytes(self, experts: int) -> int:
-        """The ring, elements on their way out, factors, barriers, and tables."""
-        ring = self.stages * (self.columns + self.tokens) * _ROW_BYTES
-        turned = 4 * 4096 if self.grain == 32 else 0
+        """The ring, elements of 16 bits on their way out, factors, barriers, and tables."""
+        ring = self.stages * (self.columns + (1 + self.is_split) * self.tokens) * _ROW_BYTES
+        turned = _TURNED_BYTES if self.grain == 32 and self.itemsize == 2 else 0
         tables = 4 * (_WARPS + 3 * experts + 2)
         return ring + turned + 2 * 4 * self.tokens + _BARRIER_BYTES + tables
 
@@ -82,7 +85,7 @@ def warpgroup_kernel(
     chosen = {
         "THREADS": _THREADS,
         "GEMM_NAME": name,
-        "GEMM_PRECISION": _ARITHMETIC.index(arithmetic),
+        "GEMM_PRECISION": _PRECISIONS[arithmetic],
         "GEMM_WIDTH": shape.columns,
         "GEMM_TOKENS": shape.tokens,
         "GEMM_GRAIN": shape.grain,
@@ -90,6 +93,9 @@ def warpgroup_kernel(
         "GEMM_PAIRS": int(has_pairs),
         "GEMM_COMBINED": int(is_combined),
     }
+    own = "gemm_warpgroup" if shape.itemsize == 2 else "gemm_warpgroup_f32"
+    parts = ("tensor_cores", "warpgroups", "grouped_rows", "warpgroup_tasks", own,
+             "warpgroup_launch")  # fmt: skip
     product = reference(arithmetic, is_kn=False)
 
     def without_maps(config: LaunchConfig, *arguments: Any) -> None:
@@ -99,8 +105,7 @@ def warpgroup_kernel(
         name,
         f"{TENSOR_MAP_TYPE} weights_map, {TENSOR_MAP_TYPE} x_map, {signature}",
         "".join(f"#define {key} {value}\n" for key, value in chosen.items())
-        + "\n".join(map(read_source, ("tensor_cores.cu", "warpgroups.cu", "grouped_rows.cu",
-                                      "gemm_warpgroup.cu"))),
+        + "\n".join(read_source(f"{part}.cu") for part in parts),
         without_maps,
         options=("-arch=sm_90a",),
         loader=load_through_cupy,
@@ -109,7 +114,7 @@ def warpgroup_kernel(
 
 def has_warpgroups(arithmetic: str, layout: str, capability: tuple[int, int]) -> bool:
     """Whether products of this kind have these forms at all, on devices of this capability."""
-    return capability == _CAPABILITY and layout == "nk" and arithmetic in _ARITHMETIC
+    return capability == _CAPABILITY and layout == "nk" and arithmetic in _PRECISIONS
 
 
 def why_not_warpgroups(
@@ -124,7 +129,8 @@ def why_not_warpgroups(
     """
     if not has_warpgroups(sizes.arithmetic, sizes.layout, capability):
         found = f"{sizes.arithmetic} in layout {sizes.layout!r} on one of {capability}"
-        return f"bf16 or f16 in layout 'nk' on a device of {_CAPABILITY}, got {found}"
+        known = f"{', '.join([*_PRECISIONS][:-1])} or {[*_PRECISIONS][-1]}"
+        return f"{known} in layout 'nk' on a device of {_CAPABILITY}, got {found}"
     if sizes.activation and sizes.out_columns % _GROUP:
         return f"N / 2 a multiple of {_GROUP} with an activation, got {sizes.out_columns}"
     for name in ("weights", "x") if _has_boxes_of_x(refs) else ("weights",):
@@ -164,13 +170,16 @@ def _map_of_weights(weights: TensorRef, sizes: Sizes, width: int) -> TensorMap:
         axes = [(sizes.columns, row, width), (1, row, 1), (1, row, 1)]
     axes.append((sizes.n_slots, _step(weights, 0), 1))
     axis_sizes, steps, box = zip(*axes, strict=True)
-    return TensorMap(weights.address, _ITEMSIZE, (sizes.depth, *axis_sizes), steps, (_STEP, *box))
+    inner = _ROW_BYTES // weights.itemsize
+    shape = (sizes.depth, *axis_sizes)
+    return TensorMap(weights.address, weights.itemsize, shape, steps, (inner, *box))
 
 
 def _map_of_rows(x: TensorRef, grain: int) -> TensorMap:
-    return TensorMap(x.address, _ITEMSIZE, x.shape[::-1], (_step(x, 0),), (_STEP, grain))
+    box = (_ROW_BYTES // x.itemsize, grain)
+    return TensorMap(x.address, x.itemsize, x.shape[::-1], (_step(x, 0),), box)
 
 
 def _step(ref: TensorRef, axis: int) -> int:
     """Bytes from one index to the next; of an axis of one index, any that a map takes."""
-    return _ITEMSIZE * (ref.strides[axis] if ref.shape[axis] > 1 else max(8, ref.shape[-1]))
+    return ref.itemsize * (ref.strides[axis] if ref.shape[axis] > 1 else max(8, ref.shape[-1]))

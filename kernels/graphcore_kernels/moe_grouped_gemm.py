@@ -18,7 +18,6 @@ from graphcore.resources.tensors import TensorRef, describe
 from graphcore_kernels._drivers import Operand, Place, choose_place, device_facts
 from graphcore_kernels._gemm_faults import GemmFault, read_fault
 from graphcore_kernels._gemm_forms import (
-    WARPGROUPS,
     Form,
     Layout,
     choose_form,
@@ -29,6 +28,7 @@ from graphcore_kernels._gemm_forms import (
     places_bytes,
     product_kernel,
     warpgroup_product,
+    warpgroups_of,
 )
 from graphcore_kernels._gemm_operands import (
     WRITTEN,
@@ -187,9 +187,10 @@ class MoeGroupedGemm:
                 is greater, and never cleared. None allocates it.
             form: "direct", "flow", "narrow", "medium", "wide", "tile64" or "tile128" instead of
                 what suits the capacities. Every precision and layout has some of them.
-                "warpgroup64" and "warpgroup256" are for 16-bit elements in layout "nk" on devices
-                of capability (9, 0), rows of x and of the weights that share no memory, and with
-                an activation N a multiple of 16; they are taken unasked only where they can be.
+                "warpgroup64", "warpgroup128" (of "tf32x3") and "warpgroup256" (of 16-bit elements
+                and "tf32") are for layout "nk" on devices of capability (9, 0), rows of x and of
+                the weights that share no memory, and with an activation N a multiple of 16; they
+                are taken unasked only where they can be, and for float32 only by name.
             stream: Anything that is a stream. None: the capture under way on this thread, else
                 torch's or CuPy's current stream where the tensors are theirs, else the legacy one.
             driver: The driver to launch through. None: the stream's, the capture's or the device's.
@@ -280,12 +281,11 @@ def _form_of(
         if chosen.shape and why_not_warpgroups(refs, sizes, capability):
             return choose_portable_form(*capacities)
         return chosen
-    if name in WARPGROUPS:
+    if name.startswith("warpgroup"):
         expected = why_not_warpgroups(refs, sizes, capability)
         if expected:
             raise ConfigurationError(f"form: {name!r}: expected {expected}")
-        return WARPGROUPS[name]
-    forms = forms_of(sizes.arithmetic, sizes.layout)
+    forms = {**forms_of(sizes.arithmetic, sizes.layout), **warpgroups_of(sizes.arithmetic)}
     if name not in forms:
         raise ConfigurationError(
             f"form: expected one of {', '.join(forms)} for {sizes.arithmetic} in layout "

@@ -95,6 +95,30 @@ __device__ __forceinline__ void arrive_after_copies(u32 barrier) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
+__device__ __forceinline__ Chunk load_chunk(u32 from) {
+    Chunk found;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(found.word[0]), "=r"(found.word[1]), "=r"(found.word[2]), "=r"(found.word[3])
+                 : "r"(from)
+                 : "memory");
+    return found;
+}
+
+__device__ __forceinline__ void store_chunk(u32 to, const Chunk& chunk) {
+    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(chunk.word[0]),
+                 "r"(chunk.word[1]), "r"(chunk.word[2]), "r"(chunk.word[3])
+                 : "memory");
+}
+
+// 16 rows of 8 words, as the tensor cores want them of a warp: lanes 8 i ... 8 i + 7 say where rows
+// of four words lie, whose words go to register i of four lanes each
+__device__ __forceinline__ void load_fragment(u32 (&words)[4], u32 from) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+                 : "r"(from)
+                 : "memory");
+}
+
 // between writes of threads and reads of the tensor cores
 __device__ __forceinline__ void show_tensor_cores() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -148,10 +172,11 @@ __device__ __forceinline__ u64 describe(u32 address) {
 
 #if GEMM_PRECISION == 0
 #define PRODUCT_TYPES "f32.bf16.bf16"
-#else
+#elif GEMM_PRECISION == 1
 #define PRODUCT_TYPES "f32.f16.f16"
 #endif
 
+#if GEMM_PRECISION < 2
 // sum += a * b: 64 rows of a by COLUMNS rows of b, 16 of the depth; layouts as PTX has them
 #define DEFINE_PRODUCT(COLUMNS, COUNT, A, B, PLACES, ...)                                         \
     __device__ __forceinline__ void multiply_warpgroup(float (&d)[COUNT], u64 a, u64 b) {         \
@@ -161,6 +186,18 @@ __device__ __forceinline__ u64 describe(u32 address) {
                      : __VA_ARGS__                                                                \
                      : "l"(a), "l"(b));                                                           \
     }
+#else
+// the same of TF32 and 8 of the depth, a from registers; where it adds nothing, sum = a * b
+#define DEFINE_PRODUCT(COLUMNS, COUNT, A0, A1, A2, A3, B, ADDS, PLACES, ...)                      \
+    __device__ __forceinline__ void multiply_warpgroup(                                           \
+        float (&d)[COUNT], const u32 (&a)[4], u64 b, bool adds) {                                 \
+        asm volatile("{\n.reg .pred adds;\nsetp.ne.u32 adds, %" #ADDS ", 0;\n"                    \
+                     "wgmma.mma_async.sync.aligned.m64n" #COLUMNS "k8.f32.tf32.tf32 {" PLACES      \
+                     "}, {%" #A0 ", %" #A1 ", %" #A2 ", %" #A3 "}, %" #B ", adds, 1, 1;\n}"       \
+                     : __VA_ARGS__                                                                \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(u32(adds)));       \
+    }
+#endif
 #define SUM_4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define SUM_16(i) SUM_4(i), SUM_4(i + 4), SUM_4(i + 8), SUM_4(i + 12)
 #define PLACES_OF_8 "%0,%1,%2,%3"
@@ -187,6 +224,7 @@ __device__ __forceinline__ u64 describe(u32 address) {
 #define SUMS_5 SUMS_4, SUM_16(80)
 #define SUMS_6 SUMS_5, SUM_16(96)
 #define SUMS_7 SUMS_6, SUM_16(112)
+#if GEMM_PRECISION < 2
 DEFINE_PRODUCT(8, 4, 4, 5, PLACES_OF_8, SUM_4(0))
 DEFINE_PRODUCT(16, 8, 8, 9, PLACES_OF_16, SUM_4(0), SUM_4(4))
 DEFINE_PRODUCT(24, 12, 12, 13, PLACES_OF_24, SUM_4(0), SUM_4(4), SUM_4(8))
@@ -201,6 +239,13 @@ DEFINE_PRODUCT(160, 80, 80, 81, PLACES_4, SUMS_4)
 DEFINE_PRODUCT(192, 96, 96, 97, PLACES_5, SUMS_5)
 DEFINE_PRODUCT(224, 112, 112, 113, PLACES_6, SUMS_6)
 DEFINE_PRODUCT(256, 128, 128, 129, PLACES_7, SUMS_7)
+#else
+DEFINE_PRODUCT(32, 16, 16, 17, 18, 19, 20, 21, PLACES_0, SUMS_0)
+DEFINE_PRODUCT(48, 24, 24, 25, 26, 27, 28, 29, PLACES_OF_48, SUMS_0, SUM_4(16), SUM_4(20))
+DEFINE_PRODUCT(64, 32, 32, 33, 34, 35, 36, 37, PLACES_1, SUMS_1)
+DEFINE_PRODUCT(96, 48, 48, 49, 50, 51, 52, 53, PLACES_2, SUMS_2)
+DEFINE_PRODUCT(128, 64, 64, 65, 66, 67, 68, 69, PLACES_3, SUMS_3)
+#endif
 
 // ---- finishing ---------------------------------------------------------------------------------
 
@@ -213,6 +258,7 @@ __device__ __forceinline__ void store_turned(u32 to, u32 a, u32 b, u32 c, u32 d)
                  : "memory");
 }
 
+#if GEMM_PRECISION < 2
 // low to the lower half
 __device__ __forceinline__ u32 to_pair(float low, float high) {
     u32 pair;
@@ -223,6 +269,7 @@ __device__ __forceinline__ u32 to_pair(float low, float high) {
 #endif
     return pair;
 }
+#endif
 
 // e to the value, and 1 over it: to about 2 units in the last place
 __device__ __forceinline__ float exponential(float value) {

@@ -18,6 +18,21 @@ struct TensorMap {
     char filled[20];
 };
 
+// Chunks that threads have written and the tensor cores may not see yet: those of a thread until it
+// shows them, those that copies of threads brought until anybody does.
+static bool is_hidden[SHARED_BYTES / 16];
+static std::vector<u32> hidden_by[BLOCK], brought;
+
+static void hide(u32 address, std::vector<u32>& by) {
+    is_hidden[address / 16] = true;
+    by.push_back(address / 16);
+}
+
+static void show_all(std::vector<u32>& chunks) {
+    for (u32 chunk : chunks) is_hidden[chunk] = false;
+    chunks.clear();
+}
+
 static u32 swizzled(u32 address) { return address ^ (address >> 7 & 7) << 4; }
 
 static void wrong() { ++wrong_copies; }
@@ -44,6 +59,7 @@ static SharedBarrier& barrier_at(u32 address) {
 
 static void do_bytes(const Bytes& copy) {
     if (copy.to + copy.count > shared_chunks * 16u) return wrong();
+    is_hidden[copy.to / 16] = false;
     if (copy.from) memcpy(ring_memory + copy.to, copy.from, copy.count);
     else memset(ring_memory + copy.to, 0, copy.count);
 }
@@ -72,7 +88,11 @@ static void begin_barrier(u32 barrier, int arrivals) {
     barrier_at(barrier).arrivals = barrier_at(barrier).left = arrivals;
 }
 
-static void publish_barriers() {}
+static void publish_barriers() {
+    memset(is_hidden, 0, sizeof is_hidden);
+    brought.clear();
+    for (auto& chunks : hidden_by) chunks.clear();
+}
 
 static void arrive(u32 at) {
     SharedBarrier& barrier = barrier_at(at);
@@ -156,9 +176,12 @@ static void copy_box(u32 to, const TensorMap& map, int k, int row, u32 barrier) 
 static void copy_async(u32 to, const void* from, bool is_valid) {
     if (to % 16) wrong();
     is_valid = look_at_copy(from, is_valid);
-    const Bytes copy{to, 16, is_valid ? (const char*)from : nullptr};
-    if (is_late) begun[current].push_back([=] { do_bytes(copy); });
-    else do_bytes(copy);
+    const auto copy = [=] {
+        do_bytes({to, 16, is_valid ? (const char*)from : nullptr});
+        hide(to, brought);
+    };
+    if (is_late) begun[current].push_back(copy);
+    else copy();
 }
 
 static void arrive_after_copies(u32 at) {
@@ -169,7 +192,37 @@ static void arrive_after_copies(u32 at) {
     begun[current].clear();
 }
 
-static void show_tensor_cores() {}
+static bool is_place(u32 at) {
+    const bool is_inside = at % 16 == 0 && at + 16 <= shared_chunks * 16u;
+    if (!is_inside) wrong();
+    return is_inside;
+}
+
+static Chunk load_chunk(u32 from) {
+    Chunk found{};
+    if (is_place(from)) memcpy(&found, ring_memory + from, 16);
+    return found;
+}
+
+static void store_chunk(u32 to, const Chunk& chunk) {
+    if (!is_place(to)) return;
+    memcpy(ring_memory + to, &chunk, 16);
+    hide(to, hidden_by[current]);
+}
+
+static void load_fragment(u32 (&words)[4], u32 from) {
+    u32(*all)[6] = show({from});
+    const int lane = current % WARP;
+    for (int i = 0; i < 4; ++i) {
+        const u32 row = all[i * 8 + lane / 4][0];
+        if (is_place(row)) memcpy(&words[i], ring_memory + row + lane % 4 * 4, 4);
+    }
+}
+
+static void show_tensor_cores() {
+    show_all(hidden_by[current]);
+    show_all(brought);
+}
 
 // ---- products ----------------------------------------------------------------------------------
 
@@ -181,35 +234,55 @@ static void give_registers() {}
 static int own_block() { return blockIdx.x; }
 static void begin_products() {}
 
+// a lane's share of a product: sum += a * b
 struct Product {
     float* sum;
     int count;
-    u64 a, b;
-    bool is_f16;
+    u64 a, b;      // in shared memory; of TF32 only b
+    int depth;     // 16, or 8 of TF32
+    bool is_f16, adds;
+    float rows[2][8];  // of TF32: the lane's two rows of a
+    const u32* own;    // and the registers that it gave, which must stay as they were
+    u32 given[4];
 };
 static std::vector<std::vector<Product>> products_under_way[BLOCK];
 static std::vector<Product> products_begun[BLOCK];
 
-static float element_of(u64 descriptor, int row, int k, bool is_f16) {
+static u32 word_of(u64 descriptor, int row, int byte) {
     if (descriptor >> 62 != 1) wrong();
     const u32 start = (descriptor & 0x3fff) << 4, group = (descriptor >> 32 & 0x3fff) << 4;
-    const u32 at = swizzled(start + row / 8 * group + row % 8 * 128 + k * 2);
-    if (at + 2 > shared_chunks * 16u) return wrong(), 0;
-    u16 half;
-    memcpy(&half, ring_memory + at, 2);
+    const u32 at = swizzled(start + row / 8 * group + row % 8 * 128 + byte);
+    if (at + 4 > shared_chunks * 16u || is_hidden[at / 16]) return wrong(), 0;
+    u32 word;
+    memcpy(&word, ring_memory + at, 4);
+    return word;
+}
+
+static float element_of(u64 descriptor, int row, int k, bool is_f16) {
+    const u16 half = word_of(descriptor, row, k / 2 * 4) >> k % 2 * 16;
     return is_f16 ? from_f16(half) : from_bf16(half);
+}
+
+// to F32, towards zero, as the tensor cores add
+static float cut(double value) {
+    const float near = value;
+    return fabs(near) > fabs(value) ? nextafterf(near, 0) : near;
 }
 
 static void do_product(const Product& product) {
     const int lane = current % 32, warp = current / 32 % 4;
+    const bool is_tf32 = product.depth == 8;
+    if (is_tf32 && memcmp(product.own, product.given, 16)) wrong();
     for (int i = 0; i < product.count; ++i) {
-        const int row = warp * 16 + lane / 4 + (i & 2 ? 8 : 0);
+        const int half = i / 2 % 2, row = warp * 16 + lane / 4 + half * 8;
         const int column = i / 4 * 8 + lane % 4 * 2 + i % 2;
-        double total = product.sum[i];
-        for (int k = 0; k < 16; ++k)
-            total += (double)element_of(product.a, row, k, product.is_f16) *
-                     element_of(product.b, column, k, product.is_f16);
-        product.sum[i] = total;
+        double total = product.adds ? product.sum[i] : 0;
+        for (int k = 0; k < product.depth; ++k)
+            total += is_tf32 ? (double)product.rows[half][k] *
+                                   cut_to_tf32(word_of(product.b, column, k * 4))
+                             : (double)element_of(product.a, row, k, product.is_f16) *
+                                   element_of(product.b, column, k, product.is_f16);
+        product.sum[i] = is_tf32 ? cut(total) : total;
     }
 }
 
@@ -219,8 +292,26 @@ static void begin_product(const Product& product) {
 }
 
 // by the precision of the kernel's namespace
-#define multiply_warpgroup(sum, a, b) \
-    begin_product({sum, (int)(sizeof(sum) / sizeof(float)), a, b, GEMM_PRECISION == 1})
+template <int PRECISION, int COUNT>
+static void multiply_of(float (&sum)[COUNT], u64 a, u64 b) {
+    begin_product({sum, COUNT, a, b, 16, PRECISION == 1, true});
+}
+
+template <int PRECISION, int COUNT>
+static void multiply_of(float (&sum)[COUNT], const u32 (&a)[4], u64 b, bool adds) {
+    static_assert(PRECISION >= 3, "of TF32");
+    Product product{sum, COUNT, 0, b, 8, false, adds};
+    u32(*all)[6] = show({a[0], a[1], a[2], a[3]});
+    for (int row = 0; row < 16; ++row)
+        for (int k = 0; k < 8; ++k)
+            if (row % 8 == current % WARP / 4)
+                product.rows[row / 8][k] = cut_to_tf32(Words::a(all, row, k));
+    product.own = a;
+    memcpy(product.given, a, 16);
+    begin_product(product);
+}
+
+#define multiply_warpgroup(...) multiply_of<GEMM_PRECISION>(__VA_ARGS__)
 #define to_pair(low, high)                                                                  \
     (GEMM_PRECISION ? (u32)to_f16(high) << 16 | to_f16(low) : (u32)to_bf16(high) << 16 | to_bf16(low))
 

@@ -7,11 +7,11 @@ import re
 import pytest
 from graphcore_kernels._gemm_forms import (
     ARITHMETIC,
-    WARPGROUPS,
     combine_kernel,
     forms_of,
     product_kernel,
     warpgroup_product,
+    warpgroups_of,
 )
 from graphcore_kernels._module import read_source
 from graphcore_kernels.copy_plan import CopyForm
@@ -204,7 +204,7 @@ def test_every_grouped_product_compiles_without_a_spill(nvrtc, architecture, kin
 
 
 def check_warpgroups(nvrtc, arithmetic, form, **choice) -> None:
-    kernel = warpgroup_product(arithmetic, WARPGROUPS[form], **choice)
+    kernel = warpgroup_product(arithmetic, warpgroups_of(arithmetic)[form], **choice)
     code, cubin, log = compile_source(nvrtc, kernel.source, *kernel.options, "-Xptxas=-v")
     assert code == 0, log
     # such as registers that are not given and taken, or products that wait for each other
@@ -216,17 +216,25 @@ def check_warpgroups(nvrtc, arithmetic, form, **choice) -> None:
     assert usage == [("0", "0", "0")]
 
 
-@pytest.mark.parametrize("has_pairs", [False, True], ids=["plain", "pairs"])
-def test_the_hot_products_of_warpgroups_compile_without_a_spill(nvrtc, has_pairs):
-    form = "warpgroup256" if has_pairs else "warpgroup64"
-    check_warpgroups(nvrtc, "bf16", form, has_pairs=has_pairs, is_combined=not has_pairs)
+@pytest.mark.parametrize(
+    ("arithmetic", "form", "choice"),
+    [
+        ("bf16", "warpgroup64", {"has_pairs": False, "is_combined": True}),
+        ("bf16", "warpgroup256", {"has_pairs": True, "is_combined": False}),
+        ("tf32x3", "warpgroup128", {"has_pairs": True, "is_combined": False}),
+    ],
+)
+def test_the_hot_products_of_warpgroups_compile_without_a_spill(nvrtc, arithmetic, form, choice):
+    check_warpgroups(nvrtc, arithmetic, form, **choice)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_combined", [False, True], ids=["out", "combined"])
 @pytest.mark.parametrize("has_pairs", [False, True], ids=["plain", "pairs"])
-@pytest.mark.parametrize("form", WARPGROUPS)
-@pytest.mark.parametrize("arithmetic", ["bf16", "f16"])
+@pytest.mark.parametrize(
+    ("arithmetic", "form"),
+    [(arithmetic, form) for arithmetic in ARITHMETIC for form in warpgroups_of(arithmetic)],
+)
 def test_every_product_of_warpgroups_compiles_without_a_spill(
     nvrtc, arithmetic, form, has_pairs, is_combined
 ):
@@ -235,7 +243,7 @@ def test_every_product_of_warpgroups_compiles_without_a_spill(
 
 def test_warpgroups_are_refused_by_another_compiler_target(nvrtc):
     kernel = warpgroup_product(
-        "bf16", WARPGROUPS["warpgroup64"], has_pairs=False, is_combined=False
+        "bf16", warpgroups_of("bf16")["warpgroup64"], has_pairs=False, is_combined=False
     )
     code, _, log = compile_source(nvrtc, kernel.source, "-arch=sm_90")
     assert code
@@ -259,7 +267,9 @@ def test_combining_compiles_without_a_spill(nvrtc, architecture, element):
     [
         product_kernel("bf16", "nk", forms_of("bf16", "nk")["direct"], (9, 0)),
         combine_kernel("bf16"),
-        warpgroup_product("bf16", WARPGROUPS["warpgroup64"], has_pairs=False, is_combined=False),
+        warpgroup_product(
+            "bf16", warpgroups_of("bf16")["warpgroup64"], has_pairs=False, is_combined=False
+        ),
     ],
     ids=["product", "combine", "warpgroups"],
 )

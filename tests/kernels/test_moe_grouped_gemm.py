@@ -7,7 +7,13 @@ from dataclasses import replace
 import numpy
 import pytest
 from graphcore_kernels import Fault, GemmFault, moe_grouped_gemm, read_fault
-from graphcore_kernels._gemm_forms import ARITHMETIC, MOST_EXPERTS, choose_form, forms_of
+from graphcore_kernels._gemm_forms import (
+    ARITHMETIC,
+    MOST_EXPERTS,
+    choose_form,
+    forms_of,
+    warpgroups_of,
+)
 from helpers.gemm_problems import CASES, Case, Placed, decode, every_type, placed, poison
 
 from graphcore.driver import Driver
@@ -51,13 +57,19 @@ FORMS = [
     pytest.param(arithmetic, layout, form, id=f"{arithmetic}-{layout}-{form}")
     for arithmetic in ARITHMETIC
     for layout in ("nk", "kn")
-    for form in forms_of(arithmetic, layout)
+    for form in [
+        *forms_of(arithmetic, layout),
+        *(warpgroups_of(arithmetic) if layout == "nk" else []),
+    ]
 ]
 KINDS = {"bf16": "bfloat16", "f16": "float16"}
 
 
 @pytest.mark.parametrize(("arithmetic", "layout", "form"), FORMS)
 def test_every_form_does_any_number_of_rows(graphcore_driver, arithmetic, layout, form):
+    capability = graphcore_driver.device_info().capability
+    if form.startswith("warpgroup") and capability != (9, 0):
+        pytest.skip(f"the device has no warpgroups of sm_90a: it is one of {capability}")
     case = Case((1, 0, 150, 9, 17), columns=136, depth=200, layout=layout, form=form)
     check(graphcore_driver, every_type(case)[KINDS.get(arithmetic, arithmetic)])
 

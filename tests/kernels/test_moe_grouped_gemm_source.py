@@ -9,11 +9,11 @@ import numpy
 import pytest
 from graphcore_kernels import Fault, GemmFault, read_fault
 from graphcore_kernels._gemm_forms import (
-    WARPGROUPS,
     combine_kernel,
     forms_of,
     product_kernel,
     warpgroup_product,
+    warpgroups_of,
 )
 from helpers.gemm_problems import CASES, Case, decode, every_type, placed, poison
 from helpers.host_gemm import HostGemm
@@ -28,8 +28,10 @@ FAST = [
     ("bf16", "nk", "tile64"), ("bf16", "kn", "tile128"), ("ieee", "nk", "narrow"),
     ("ieee", "kn", "wide"), ("ieee", "kn", "tile64"), ("tf32x3", "nk", "wide"),
     ("tf32x3", "kn", "tile64"), ("bf16", "nk", "warpgroup64"), ("f16", "nk", "warpgroup256"),
+    ("tf32x3", "nk", "warpgroup64"), ("tf32x3", "nk", "warpgroup128"),
+    ("tf32", "nk", "warpgroup256"),
 ]  # fmt: skip
-BY_WARPGROUPS = FAST[-2:]
+BY_WARPGROUPS = [kind for kind in FAST if kind[2].startswith("warpgroup")]
 EVERY = [
     (arithmetic, layout, form)
     for arithmetic in ("bf16", "f16", "ieee", "tf32x3", "tf32")
@@ -43,12 +45,14 @@ ROOMY, TIGHT = (9, 0), (8, 6)
 
 
 def products_of(arithmetic, layout, form, capability) -> list[Kernel]:
-    if form in WARPGROUPS:
-        return [
-            warpgroup_product(arithmetic, WARPGROUPS[form], has_pairs=pairs, is_combined=combined)
+    if form in warpgroups_of(arithmetic):
+        shape = warpgroups_of(arithmetic)[form]
+        made = [
+            warpgroup_product(arithmetic, shape, has_pairs=pairs, is_combined=combined)
             for pairs in (False, True)
             for combined in (False, True)
         ]
+        return list(dict.fromkeys(made))  # of F32 two are one
     return [product_kernel(arithmetic, layout, forms_of(arithmetic, layout)[form], capability)]
 
 
@@ -289,6 +293,39 @@ def test_a_rows_bits_do_not_depend_on_the_size_of_its_block(host, kind):
             operands.change("out", poison(whole.shape, case.dtype))
             run(host, operands, 2)
             assert operands.read("out")[:count].tobytes() == whole[:count].tobytes()
+
+
+def test_three_products_are_exact_over_a_long_depth_though_tensor_cores_cut_off(host):
+    case = of(Case((3,), columns=16, depth=6144), "tf32x3", "nk", "warpgroup64")
+    check(host, case)  # 2e-6 of a row's norm
+    with placed(open_driver("emulated"), case) as operands:
+        arrays = operands.problem.arrays
+        x, weights = (arrays[name].astype(numpy.float64) for name in ("x", "weights"))
+        parts = numpy.einsum("rpk,cpk->prc", x.reshape(3, -1, 8),
+                             weights[arrays["slots"][0]].reshape(16, -1, 8))  # fmt: skip
+        total = numpy.zeros((3, 16), numpy.float32)
+        for part in parts:  # the control: one sum, cut off as often as the tensor cores add
+            near = (total + part).astype(numpy.float32)
+            is_past = abs(near.astype(numpy.float64)) > abs(total + part)
+            total = numpy.where(is_past, numpy.nextafter(near, numpy.float32(0)), near)
+        expected = operands.problem.products()
+        error = numpy.linalg.norm(total - expected, axis=1) / numpy.linalg.norm(expected, axis=1)
+        assert (error > case.tolerance).all()
+
+
+def test_tokens_that_are_rounded_but_not_shown_to_the_tensor_cores_are_seen(tmp_path):
+    compiler = shutil.which("g++") or shutil.which("clang++")
+    if compiler is None:
+        pytest.skip("no C++ compiler: neither g++ nor clang++ is on the path")
+    (kernel, _) = products_of("tf32", "nk", "warpgroup64", ROOMY)
+    case = of(Case((9,), columns=16, depth=32), "tf32", "nk", "warpgroup64")
+    shown = "show_tensor_cores();\n            __syncwarp();"
+    assert kernel.source.count(shown) == 1
+    changed = replace(kernel, source=kernel.source.replace(shown, "__syncwarp();"))
+    host = HostGemm(compiler, tmp_path, [changed])
+    with placed(open_driver("emulated"), case) as operands, pytest.raises(AssertionError):
+        run(host, operands, 1)
+    assert host.wrong_copies
 
 
 def test_a_weight_is_read_once_where_rows_are_few(host):

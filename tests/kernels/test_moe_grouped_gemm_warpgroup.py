@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from graphcore_kernels import moe_grouped_gemm
-from graphcore_kernels._gemm_forms import MOST_EXPERTS, WARPGROUPS
+from graphcore_kernels._gemm_forms import ARITHMETIC, MOST_EXPERTS, warpgroups_of
 from helpers.gemm_problems import Case, placed
 
 import graphcore
@@ -52,16 +52,19 @@ def of_capability(monkeypatch, capability):
     return open_driver("emulated")
 
 
+F32 = {
+    "x": at(0, 96, 64, dtype="float32"), "weights": at(1, 5, 48, 64, dtype="float32"),
+    "out": at(4, 96, 48, dtype="float32"),
+}  # fmt: skip
 UNSERVED = {
-    "F32": (
-        {"x": at(0, 96, 64, dtype="float32"), "weights": at(1, 5, 48, 64, dtype="float32"),
-         "out": at(4, 96, 48, dtype="float32")},
-        "expected bf16 or f16 in layout 'nk' on a device of (9, 0), "
+    "F32 of IEEE": (
+        F32,
+        "expected bf16, f16, tf32x3 or tf32 in layout 'nk' on a device of (9, 0), "
         "got ieee in layout 'nk' on one of (9, 0)", "wide",
     ),
     "the other layout": (
         {"weights": at(1, 5, 64, 48), "layout": "kn"},
-        "expected bf16 or f16 in layout 'nk' on a device of (9, 0), "
+        "expected bf16, f16, tf32x3 or tf32 in layout 'nk' on a device of (9, 0), "
         "got bf16 in layout 'kn' on one of (9, 0)", "wide",
     ),
     "columns of no whole groups": (
@@ -95,6 +98,19 @@ def test_warpgroups_are_chosen_where_the_device_has_them(monkeypatch):
         form_of(driver, form="warpgroup64")
 
 
+@pytest.mark.parametrize(
+    ("precision", "forms"),
+    [("tf32x3", ["warpgroup64", "warpgroup128"]), ("tf32", ["warpgroup64", "warpgroup256"])],
+)
+def test_tf32_has_forms_of_warpgroups_that_are_taken_by_name_alone(precision, forms):
+    for form in forms:
+        assert form_of(precision=precision, form=form, **F32) == form
+    assert not form_of(precision=precision, **F32).startswith("warpgroup")
+    other = {"warpgroup128": "warpgroup256", "warpgroup256": "warpgroup128"}[forms[-1]]
+    with pytest.raises(ConfigurationError, match=f"expected one of .*{forms[-1]}.*got '{other}'"):
+        form_of(precision=precision, form=other, **F32)
+
+
 def test_rows_that_are_gathered_may_share_memory():
     gathered = {"x": at(0, 96, 64, strides=(0, 1)), "gather": at(6, 96, dtype="int32")}
     assert form_of(**gathered) == "warpgroup64"
@@ -111,7 +127,14 @@ def test_the_public_choice_is_that_of_a_product():
         assert form_of(**given, form=chosen) == chosen
 
 
-@pytest.mark.parametrize("form", WARPGROUPS.values(), ids=WARPGROUPS)
+@pytest.mark.parametrize(
+    "form",
+    [
+        pytest.param(form, id=f"{arithmetic}-{name}")
+        for arithmetic in ARITHMETIC
+        for name, form in warpgroups_of(arithmetic).items()
+    ],
+)
 def test_the_shared_memory_of_most_experts_fits_the_device(form):
     device = DeviceInfo(0, "any", (9, 0), 0, 132, (13, 0))
     config = form.config(100_000, MOST_EXPERTS, 28672, device)

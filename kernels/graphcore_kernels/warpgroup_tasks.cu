@@ -1,0 +1,183 @@
+// warpgroup_tasks: what the forms of warpgroups share, whatever they multiply: where everything
+// lies in shared memory, tasks, the ring of copies, and results that go out as registers have them.
+//
+// Weights are the 64-row side of wgmma, tokens its columns: an expert's rows are shared out evenly
+// to blocks of up to GEMM_TOKENS, each with just as many columns as its tokens need. Copies of
+// weights are boxes that the driver described: it is the box that lays eight gates before their
+// eight ups, so that a thread has both sums of an activation. Rows of x are boxes too, unless they
+// are gathered. Copies run ahead, also for the tasks to come.
+//
+// The host defines GEMM_NAME, GEMM_PRECISION (0 bf16, 1 f16, 3 tf32x3, 4 tf32), GEMM_PAIRS,
+// GEMM_COMBINED, GEMM_WIDTH (columns of the weights of a task), GEMM_TOKENS, GEMM_GRAIN (tokens that
+// are added at once to what a task takes, a multiple of 8) and GEMM_STAGES, and puts tensor_cores,
+// warpgroups and grouped_rows before this text; gemm_warpgroup or gemm_warpgroup_f32 and then
+// warpgroup_launch come behind it.
+
+#define ELEMENT (GEMM_PRECISION < 2 ? 2 : 4)
+#define V (16 / ELEMENT)  // elements of a chunk
+#define PANEL 8           // blocks of tokens that share what they read of the weights
+#define STEP 128          // bytes of the depth that a stage holds of each row
+#define HALVES (GEMM_WIDTH / 128)  // products of 64 columns that a warpgroup has under way
+#define WEIGHT_BYTES (GEMM_WIDTH * STEP)
+#define TOKEN_BYTES (GEMM_TOKENS * STEP)
+// tokens of three products lie in two parts: rounded, and what that took
+#define STAGE_BYTES (WEIGHT_BYTES + (GEMM_PRECISION == 3 ? 2 : 1) * TOKEN_BYTES)
+#define WARPGROUP 128
+#define TURNS_OVER (ELEMENT == 2 && GEMM_GRAIN == 32)  // elements on their way out
+#define TURNED_BYTES 4096                              // of 32 tokens by 64 columns
+
+// where everything lies in shared memory, in bytes; the ring first
+#define TURNED_AT (GEMM_STAGES * STAGE_BYTES)
+#define SCALES_AT (TURNED_AT + TURNS_OVER * 4 * TURNED_BYTES)
+#define BARRIERS_AT (SCALES_AT + 2 * GEMM_TOKENS * 4)
+#define TABLES_AT (BARRIERS_AT + 256)
+
+// tasks of an expert in the order in which multiprocessors that work at once share most
+struct SharedTasks : Tasks<GEMM_TOKENS> {
+    // As ``keep`` left it. Made again for each task: registers are short where sums are many
+    __device__ __forceinline__ explicit SharedTasks(const Problem& p) {
+        first = table() + WARPS;
+        tiles = round_up_division(p.columns, GEMM_WIDTH);
+        are_offsets_bad = *table();
+    }
+
+    // in shared memory, [WARPS + 3 experts + 2]
+    static __device__ __forceinline__ int* table() {
+        return reinterpret_cast<int*>(ring_memory + TABLES_AT);
+    }
+
+    // By all threads: behind the tasks before each expert come the problem's offsets and slots (-1
+    // beyond the bank), so that tasks are found without a look at device memory.
+    __device__ __forceinline__ void keep(const Problem& p) {
+        plan(p, table());
+        int* const to = first + p.experts + 1;
+        for (int e = threadIdx.x; e <= p.experts; e += THREADS) {
+            to[e] = p.offsets[e];
+            if (e == p.experts) continue;
+            const int slot = slot_of(p, e);
+            to[p.experts + 1 + e] = slot < p.n_slots ? slot : -1;
+        }
+        if (threadIdx.x == 0) *table() = are_offsets_bad;
+        __syncthreads();
+    }
+
+    __device__ __forceinline__ Task find(const Problem& p, int n) const {
+        int low = 0, high = p.experts;
+        Task task{0, 0, p.rows, -1, 0};
+        if (!are_offsets_bad) {
+            while (high - low > 1) {
+                const int middle = (low + high) / 2;
+                if (first[middle] <= n) low = middle;
+                else high = middle;
+            }
+            const int* const offsets = first + p.experts + 1;
+            task = {low, offsets[low], offsets[low + 1], offsets[p.experts + 1 + low], 0};
+            n -= first[low];
+        }
+        const int rows = task.end - task.begin, blocks = blocks_of(rows);
+        const int size = round_up_division(round_up_division(rows, blocks), GEMM_GRAIN) * GEMM_GRAIN;
+        const int panels = round_up_division(blocks, PANEL);
+        const int most = round_up_division(blocks, panels), panel = n / (most * tiles);
+        const int before = panel * most, here = min(most, blocks - before);
+        n -= before * tiles;
+        task.tile = n / here;
+        task.begin += (before + n % here) * size;
+        task.end = min(task.end, task.begin + size);
+        return task;
+    }
+};
+
+// the stage that is next, and how often the ring was passed, to the last bit
+struct Ring {
+    u32 start;
+    int stage = 0;
+    u32 phase = 0;
+
+    __device__ __forceinline__ u32 memory() const { return start + stage * STAGE_BYTES; }
+    __device__ __forceinline__ u32 full() const { return start + BARRIERS_AT + stage * 8; }
+    __device__ __forceinline__ u32 empty() const { return full() + GEMM_STAGES * 8; }
+    __device__ __forceinline__ u32 ready() const { return empty() + GEMM_STAGES * 8; }
+    __device__ __forceinline__ void go_on() {
+        if (++stage < GEMM_STAGES) return;
+        stage = 0;
+        phase ^= 1;
+    }
+};
+
+__device__ __forceinline__ int steps_of(const Problem& p, const Task& task) {
+    return task.slot < 0 ? 0 : round_up_division(p.depth, STEP / ELEMENT);
+}
+
+__device__ __forceinline__ int tokens_of(const Task& task) {
+    return round_up_division(task.end - task.begin, GEMM_GRAIN) * GEMM_GRAIN;
+}
+
+__device__ __forceinline__ void copy_weights(
+    const Problem& p, const TensorMap& map, const Task& task, int step, const Ring& ring) {
+    const bool has_pairs = p.activation != NONE;
+    copy_box(ring.memory(), map, step * (STEP / ELEMENT), has_pairs ? 0 : task.tile * GEMM_WIDTH, 0,
+             has_pairs ? task.tile * (GEMM_WIDTH / 16) : 0, task.slot, ring.full());
+}
+
+// by one thread: everything in boxes
+__device__ __forceinline__ void copy_boxes(
+    const Problem& p, const TensorMap& weights, const TensorMap& x, Ring ring) {
+#pragma unroll 1
+    for (int n = own_block(); n < SharedTasks(p).count(p); n += gridDim.x) {
+        const Task task = SharedTasks(p).find(p, n);
+        const int steps = steps_of(p, task), tokens = tokens_of(task);
+#pragma unroll 1
+        for (int step = 0; step < steps; ++step, ring.go_on()) {
+            wait_for(ring.empty(), ring.phase ^ 1);
+            arrive_expecting(ring.full(), WEIGHT_BYTES + tokens * STEP);
+            copy_weights(p, weights, task, step, ring);
+            for (int row = 0; row < tokens; row += GEMM_GRAIN)
+                copy_box(ring.memory() + WEIGHT_BYTES + row * STEP, x, step * (STEP / ELEMENT),
+                         task.begin + row, ring.full());
+        }
+    }
+}
+
+// the row of x that a row of the product is made of; -1 where there is none
+__device__ __forceinline__ int source_of(const Problem& p, const Task& task, int row) {
+    if (row >= task.end) return -1;
+    const int source = p.gather[row];
+    if (source >= 0 && source < p.x_rows) return source;
+    report(p.error, BAD_GATHER | task.expert << 8);
+    return -1;
+}
+
+// of a thread of the warpgroups that multiply
+struct Worker {
+    int group, warp, lane;
+
+    __device__ __forceinline__ int thread() const { return warp * 32 + lane; }
+
+    __device__ __forceinline__ float* scales() const {
+        return reinterpret_cast<float*>(ring_memory + SCALES_AT) + group * GEMM_TOKENS;
+    }
+};
+
+// the first column of out of one of a warpgroup's products
+template <bool HAS_PAIRS>
+__device__ __forceinline__ int first_column(const Task& task, const Worker& worker, int half) {
+    constexpr int COLUMNS = HAS_PAIRS ? 32 : 64;
+    return ((task.tile * 2 + worker.group) * HALVES + half) * COLUMNS;
+}
+
+// from registers as they are, tokens from number first of the task on
+template <bool HAS_PAIRS, int COUNT>
+__device__ __forceinline__ void write_sums(const Problem& p, const Task& task, const Worker& worker,
+                                           int half, int first, const float (&sum)[COUNT]) {
+    const int g = worker.lane / 4, t = worker.lane % 4;
+    const int column =
+        first_column<HAS_PAIRS>(task, worker, half) + worker.warp * (HAS_PAIRS ? 8 : 16);
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) {
+        if (HAS_PAIRS && i & 2) continue;
+        const int row = task.begin + first + i / 4 * 8 + 2 * t + i % 2;
+        const int at = column + g + (i & 2 ? 8 : 0);
+        if (row < task.end && at < out_columns(p))
+            store(p.out, row * p.out_stride + at, sum[i], GEMM_COMBINED);
+    }
+}
