@@ -19,7 +19,7 @@ from graphcore_kernels._module import load_through_cupy, read_source
 from graphcore_kernels.moe_grouped_gemm_reference import combine_reference, product_reference
 
 Layout = Literal["nk", "kn"]
-Way = Literal["direct", "flow", "stream", "tile", "warpgroups"]
+Way = Literal["direct", "flow", "stream", "tile", "fma", "warpgroups"]
 
 THREADS = 256
 CHUNK_BYTES = 16
@@ -73,7 +73,7 @@ class Form:
         tokens: The most rows that a pass over the weights takes.
         way: All but "tile" take all rows of an expert, pass after pass: "direct" from memory into
             registers, "flow" through one ring of copies from the first expert to the last,
-            "stream" task by task. "tile" and "warpgroups" take tiles.
+            "stream" task by task. "tile", "fma" (in F32 arithmetic) and "warpgroups" take tiles.
         blocks: That a multiprocessor holds at once, where it has room.
         shape: Of a form of warpgroups, which sm_90a has.
     """
@@ -87,7 +87,7 @@ class Form:
 
     def tasks(self, rows: int, experts: int, columns: int) -> int:
         """The most tasks that ``rows`` rows of ``experts`` experts can make."""
-        has_tiles = self.way in {"tile", "warpgroups"}
+        has_tiles = self.way in {"tile", "fma", "warpgroups"}
         most = min(rows, experts) + (rows // self.tokens if has_tiles else 0)
         return most * -(-columns // self.columns)
 
@@ -128,6 +128,7 @@ WIDE = Form("wide", 64, 32, way="stream", blocks=1)
 WIDE_16 = Form("wide", 64, 16, way="stream", blocks=1)
 TILE_64 = Form("tile64", 128, 64, way="tile", blocks=1)
 TILE_128 = Form("tile128", 128, 128, way="tile", blocks=1)
+FMA_256 = Form("fma256", 128, 256, way="fma", blocks=1)
 _OF_16_BITS = (WarpgroupShape(256, 64, 8, 5), WarpgroupShape(128, 256, 32, 4))
 _SHAPES: Mapping[str, tuple[WarpgroupShape, ...]] = {
     "bf16": _OF_16_BITS,
@@ -183,6 +184,8 @@ def forms_of(arithmetic: str, layout: Layout) -> dict[str, Form]:
         forms[:0] = [NARROW, MEDIUM] if has_room else [NARROW]
     if arithmetic != "tf32x3":
         forms.append(TILE_128)
+    if layout == "nk" and arithmetic == "ieee":
+        forms.append(FMA_256)
     return {form.name: form for form in forms}
 
 
@@ -227,6 +230,7 @@ _WAYS: dict[Way, tuple[str, ...]] = {
     "flow": ("arrivals", "grouped_rows", "gemm_sums", "gemm_units", "gemm_shares", "gemm_flow"),
     "stream": ("grouped_rows", "gemm_sums", "gemm_stream", "gemm_tasks"),
     "tile": ("grouped_rows", "gemm_sums", "gemm_tile", "gemm_tasks"),
+    "fma": ("grouped_rows", "gemm_sums", "gemm_units", "gemm_fma", "gemm_tasks"),
 }
 
 
@@ -237,7 +241,7 @@ def product_source(arithmetic: str, layout: Layout, form: Form, ring_bytes: int)
         "NAME": product_name(arithmetic, layout, form),
         "PRECISION": ARITHMETIC.index(arithmetic),
         "KN": int(layout == "kn"),
-        "TILES": 4 if form.way == "tile" else form.columns // 16,
+        "TILES": 4 if form.way in {"tile", "fma"} else form.columns // 16,
         "TOKENS": form.tokens,
         "BLOCKS": form.blocks,
         "RING": ring_bytes // CHUNK_BYTES,

@@ -270,7 +270,8 @@ BAD = {
     ),
     "a form of no known name": (
         operands(form="square"),
-        "form: expected one of narrow, wide, tile64, tile128 for ieee in layout 'nk', got 'square'",
+        "form: expected one of narrow, wide, tile64, tile128, fma256 for ieee in layout 'nk', got "
+        "'square'",
     ),
     "a form that the layout lacks": (
         operands(weights=at(1, 5, 16, 24), layout="kn", form="narrow"),

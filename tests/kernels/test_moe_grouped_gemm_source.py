@@ -9,6 +9,7 @@ import numpy
 import pytest
 from graphcore_kernels import Fault, GemmFault, read_fault
 from graphcore_kernels._gemm_forms import (
+    ARITHMETIC,
     combine_kernel,
     forms_of,
     product_kernel,
@@ -27,14 +28,14 @@ FAST = [
     ("bf16", "nk", "direct"), ("bf16", "nk", "flow"), ("bf16", "kn", "wide"),
     ("bf16", "nk", "tile64"), ("bf16", "kn", "tile128"), ("ieee", "nk", "narrow"),
     ("ieee", "kn", "wide"), ("ieee", "kn", "tile64"), ("tf32x3", "nk", "wide"),
-    ("tf32x3", "kn", "tile64"), ("bf16", "nk", "warpgroup64"), ("f16", "nk", "warpgroup256"),
-    ("tf32x3", "nk", "warpgroup64"), ("tf32x3", "nk", "warpgroup128"),
-    ("tf32", "nk", "warpgroup256"),
+    ("tf32x3", "kn", "tile64"), ("ieee", "nk", "fma256"), ("bf16", "nk", "warpgroup64"),
+    ("f16", "nk", "warpgroup256"), ("tf32x3", "nk", "warpgroup64"),
+    ("tf32x3", "nk", "warpgroup128"), ("tf32", "nk", "warpgroup256"),
 ]  # fmt: skip
 BY_WARPGROUPS = [kind for kind in FAST if kind[2].startswith("warpgroup")]
 EVERY = [
     (arithmetic, layout, form)
-    for arithmetic in ("bf16", "f16", "ieee", "tf32x3", "tf32")
+    for arithmetic in ARITHMETIC
     for layout in ("nk", "kn")
     for form in forms_of(arithmetic, layout)
 ]
@@ -152,7 +153,7 @@ def test_a_rows_bits_do_not_depend_on_its_neighbours(host, kind):
 
 
 @pytest.mark.parametrize("name", ["rows before and after", "long depth", "swiglu, everything"])
-@pytest.mark.parametrize("kind", names(FAST[:2]))
+@pytest.mark.parametrize("kind", names([*FAST[:2], ("ieee", "nk", "fma256")]))
 def test_copies_that_come_as_late_as_they_may_change_nothing(host, kind, name):
     host.copy_late(True)
     try:
@@ -356,5 +357,17 @@ def test_every_form_of_the_source_does_every_case(tmp_path, capability, monkeypa
     info = replace(open_driver("emulated").device_info(), capability=capability)
     monkeypatch.setattr(driver, "device_info", lambda self: info)
     for kind in EVERY:
+        for case in CASES.values():
+            check(host, of(case, *kind))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_late", [False, True], ids=["at once", "late"])
+def test_every_form_of_warpgroups_does_every_case(tmp_path, is_late):
+    kinds = [(arithmetic, "nk", form) for arithmetic in ARITHMETIC
+             for form in warpgroups_of(arithmetic)]  # fmt: skip
+    host = build(tmp_path, kinds)
+    host.copy_late(is_late)
+    for kind in kinds:
         for case in CASES.values():
             check(host, of(case, *kind))
