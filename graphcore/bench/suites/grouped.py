@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from graphcore.bench.harness import Arm, Effort, measure
+from graphcore.bench.harness import Arm, measure
 from graphcore.bench.replays import (
     Call,
     Replayed,
@@ -23,9 +23,9 @@ from graphcore.bench.replays import (
     torch_device,
 )
 from graphcore.bench.results import Row, row_of
-from graphcore.bench.streaming_read import StreamingRead
 from graphcore.bench.suites import Measured, Request
 from graphcore.bench.suites.grouped_cases import OF_BALANCED, READ, Case, GroupedCase, cases
+from graphcore.bench.suites.grouped_floors import Floors, effort_of
 from graphcore.bench.suites.grouped_layers import (
     EAGER_EXPERTS,
     LAYER_PEERS,
@@ -46,11 +46,6 @@ from graphcore.driver import Driver, Stream
 from graphcore.errors import ConfigurationError
 
 Note = Mapping[str, Any]
-
-_BURST_SECONDS = 5e-3
-_FLOOR_TURNS = 4
-_DENSE_SIDES = {"bf16": 8192, "ieee": 4096, "tf32x3": 4096}
-_SMALL_SIDE = 64
 
 
 def run(driver: Driver, request: Request) -> Measured:
@@ -87,9 +82,7 @@ class _Suite:
         self.banks = Banks(self.device)
         self.rows: list[Row] = []
         self.notes: list[Note] = []
-        self.read = StreamingRead(driver, stream)
-        self.note("streaming read", "TB/s", self.read.bytes_a_second / 1e12)
-        self._dense: dict[str, tuple[Replayed, float]] = {}
+        self.floors = Floors(driver, stream, self.note)
 
     def measure(self, case: Case) -> None:
         """One case, told as it comes on a device, where a run is dear."""
@@ -99,21 +92,6 @@ class _Suite:
             torch.cuda.empty_cache()  # what plans allocate is not torch's
             self.notes.append(case.target.told(self.rows[-1]))
             print(f"{case.name}: {time.perf_counter() - start:.1f} s", flush=True)
-
-    def dense(self, precision: str) -> tuple[Replayed, float]:
-        """(a dense product of torch, its flops)."""
-        if precision not in self._dense:
-            side = _SMALL_SIDE if self.driver.is_emulated else _DENSE_SIDES[precision]
-            dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-            a, b, out = (torch.randn(side, side, dtype=dtype, device=self.device) for _ in range(3))
-            calls = [lambda stream: torch.mm(a, b, out=out)]
-            made = replayed("dense product", self.driver, self.stream, calls)
-            seconds = min(made.arm().burst(_FLOOR_TURNS) for _ in range(3)) / _FLOOR_TURNS
-            flops = 2.0 * side**3
-            self._dense[precision] = made, flops
-            what = "bf16" if precision == "bf16" else "float32"
-            self.note(f"dense product, {what} (for {precision})", "TFLOP/s", flops / seconds / 1e12)
-        return self._dense[precision]
 
     def note_skew(self) -> None:
         """What Zipf's routings reach of uniform ones, each against its own floor."""
@@ -152,7 +130,9 @@ class _Case:
         peers = self._peers()
         if not peers:
             raise ConfigurationError(f"peers: expected at least one, got none: {suite.notes}")
-        timings = measure([floor, mine, *peers], self._effort(floor), suite.driver.synchronize)
+        calls = len(self._operands.calls)
+        effort = effort_of(suite.driver, suite.request.rounds, floor, calls)
+        timings = measure([floor, mine, *peers], effort, suite.driver.synchronize)
         suite.notes.append({"about": f"{case.name}: the floor is {floor.name}"})
         suite.note(f"{case.name}: {OURS}", unit, work / timings.seconds(OURS).median / 1e12)
         errors = ", ".join(f"{name} {error:.1e}" for name, error in self._errors.items())
@@ -171,12 +151,8 @@ class _Case:
         """(the arm, what a call has to do, its unit a second, in 1e12)."""
         if self._case.bound == READ:
             work = self._case.weight_bytes(self._operands.experts_hit)
-            made, whole = self._suite.read.replayed, float(self._suite.read.nbytes)
-            unit = "TB/s"
-        else:
-            work, unit = float(self._case.flops), "TFLOP/s"
-            made, whole = self._suite.dense(self._case.precision)
-        return made.arm(share=work / whole, turns=_FLOOR_TURNS), work, unit
+            return self._suite.floors.read(work), work, "TB/s"
+        return self._suite.floors.dense(self._case), float(self._case.flops), "TFLOP/s"
 
     def _peers(self) -> list[Arm]:
         arms = []
@@ -214,13 +190,6 @@ class _Case:
         if self._case.bound == READ:
             cost = host_seconds(suite.driver, suite.stream, launch)
             suite.note(f"{name}: host time of a planned launch", "us", cost * 1e6)
-
-    def _effort(self, floor: Arm) -> Effort:
-        if self._suite.driver.is_emulated:
-            return Effort(rounds=1, bursts=1, calls=1)
-        calls = len(self._operands.calls)
-        turns = max(1, round(_BURST_SECONDS / floor.burst(calls)))
-        return Effort(rounds=self._suite.request.rounds, bursts=1, calls=turns * calls)
 
     def _leave_out(self, name: str, reason: str) -> None:
         self._suite.notes.append({"left out": f"{self._case.name} {name}", "reason": reason})

@@ -21,7 +21,7 @@ READ, DENSE = "streaming read", "dense product"
 OF_BALANCED = 0.92
 """What Zipf's routings are to reach of uniform ones, each against its own floor."""
 
-_ITEMSIZES = {"bf16": 2, "ieee": 4, "tf32x3": 4}
+_ITEMSIZES = {"bf16": 2, "ieee": 4, "tf32x3": 4, "tf32": 4}
 _F32_TARGETS = {"ieee": Target(of_floor=0.9), "tf32x3": Target(of_floor=2.2, error=2e-6)}
 _MOST_READ = 512  # tokens, up to which a case is bound by reading
 
@@ -67,7 +67,7 @@ class GroupedCase:
         shape: Of the weights.
         tokens: Of a call.
         skew: "uniform" or "zipf".
-        precision: "bf16", or that of float32: "ieee" or "tf32x3".
+        precision: "bf16", or that of float32: "ieee", "tf32x3" or "tf32".
         target: On an H200.
     """
 

@@ -23,7 +23,7 @@ _MOST_CALLS, _MOST_ROUTINGS = 64, 16
 _FAST = 4e12, 7.5e14
 """Bytes and flops a second, to say how long a call may take; nothing is judged by them."""
 
-BOUNDS = {"bf16": 1e-2, "ieee": 1e-5, "tf32x3": 1e-5}
+BOUNDS = {"bf16": 1e-2, "ieee": 1e-5, "tf32x3": 1e-5, "tf32": 2e-3}
 """Errors (Frobenius, relative) above which a way is wrong rather than inexact."""
 
 

@@ -56,18 +56,28 @@ Way = Callable[[Driver, Stream, Sequence[GroupedCall]], list[Product]]
 """(driver, stream, calls) -> their products."""
 
 
-def ours(driver: Driver, stream: Stream, calls: Sequence[GroupedCall]) -> list[Product]:
-    """A planned ``moe_grouped_gemm``; slots in order, read on the device all the same."""
-    return [_ours(driver, call) for call in calls]
+def ours(
+    driver: Driver, stream: Stream, calls: Sequence[GroupedCall], form: str | None = None
+) -> list[Product]:
+    """A planned ``moe_grouped_gemm``; slots in order, read on the device all the same.
+
+    Args:
+        driver: Where.
+        stream: Of the products.
+        calls: What they multiply.
+        form: Of the product; None: what suits it.
+    """
+    return [_ours(driver, call, form) for call in calls]
 
 
-def _ours(driver: Driver, call: GroupedCall) -> Product:
+def _ours(driver: Driver, call: GroupedCall, form: str | None) -> Product:
     routed, out = call.routed, call.new_out()
     slots = torch.arange(call.case.shape.experts, dtype=torch.int32, device=out.device)
     precision = "ieee" if call.case.precision == "bf16" else call.case.precision
     plan = moe_grouped_gemm.plan(
-        routed.x, call.weights, routed.offsets, slots, out, precision=precision, driver=driver
-    )
+        routed.x, call.weights, routed.offsets, slots, out, precision=precision, form=form,
+        driver=driver,
+    )  # fmt: skip
 
     def check() -> None:
         fault = plan.read_fault()
