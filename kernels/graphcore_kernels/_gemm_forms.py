@@ -121,6 +121,8 @@ class Form:
 
 
 DIRECT = Form("direct", 16, 8, way="direct", blocks=4)
+# F32 arithmetic has more sums, and three products more parts: four blocks would spill on sm_100
+DIRECT_WIDE = Form("direct", 16, 8, way="direct", blocks=3)
 FLOW = Form("flow", 16, 64, way="flow", blocks=1)
 NARROW = Form("narrow", 16, 16, way="stream", blocks=2)
 MEDIUM = Form("medium", 32, 16, way="stream", blocks=2)
@@ -129,6 +131,12 @@ WIDE_16 = Form("wide", 64, 16, way="stream", blocks=1)
 TILE_64 = Form("tile64", 128, 64, way="tile", blocks=1)
 TILE_128 = Form("tile128", 128, 128, way="tile", blocks=1)
 FMA_256 = Form("fma256", 128, 256, way="fma", blocks=1)
+# of layout "nk"; no device has measured them
+_OF_F32: Mapping[str, tuple[Form, ...]] = {
+    "ieee": (DIRECT_WIDE, FMA_256),
+    "tf32x3": (DIRECT_WIDE,),
+    "tf32": (DIRECT, FLOW),
+}
 _OF_16_BITS = (WarpgroupShape(256, 64, 8, 5), WarpgroupShape(128, 256, 32, 4))
 _SHAPES: Mapping[str, tuple[WarpgroupShape, ...]] = {
     "bf16": _OF_16_BITS,
@@ -184,8 +192,8 @@ def forms_of(arithmetic: str, layout: Layout) -> dict[str, Form]:
         forms[:0] = [NARROW, MEDIUM] if has_room else [NARROW]
     if arithmetic != "tf32x3":
         forms.append(TILE_128)
-    if layout == "nk" and arithmetic == "ieee":
-        forms.append(FMA_256)
+    if layout == "nk":
+        forms += _OF_F32.get(arithmetic, ())
     return {form.name: form for form in forms}
 
 

@@ -12,6 +12,12 @@
 #define PITCH (UNIT + 4)
 #define SUMS (SPLIT * GEMM_TOKENS * PITCH)
 
+#if IS_IEEE
+typedef LaneSums<GEMM_TOKENS> Sums;
+#else
+typedef WarpSums<1> Sums;
+#endif
+
 static_assert(GEMM_TOKENS == 8 && BLOCK_THREADS == UNIT * GEMM_TOKENS, "a thread has one sum");
 static_assert(GEMM_RING == SPLIT * 2 * AHEAD * 32, "tokens of two rounds");
 
@@ -149,7 +155,7 @@ struct Sources {
 
 // Adds the warps' sums and stores them, a thread each. sums: room for all, not used by the last pass.
 __device__ __forceinline__ void finish_pass(
-    const Problem& p, const Pass& pass, const WarpSums<1>& own, float scale, float* sums) {
+    const Problem& p, const Pass& pass, const Sums& own, float scale, float* sums) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     own.write(sums + warp * GEMM_TOKENS * PITCH, PITCH, lane / 4, lane % 4);
     __syncthreads();
@@ -197,7 +203,7 @@ __device__ __forceinline__ void do_all(const Problem& p) {
 #pragma unroll
     for (int step = 0; step < AHEAD; ++step) sources.copy(tokens, step);
     commit_copies();
-    WarpSums<1> sums;
+    Sums sums;
     int turn = 0, passes = 0;
     bool is_left = true;
 #pragma unroll 1
@@ -214,10 +220,20 @@ __device__ __forceinline__ void do_all(const Problem& p) {
         turn ^= 1;
         Chunk* const there = tokens + turn * AHEAD * 32;
         wait_for_copies<0>();
+        // lanes see each other's tokens, and none still reads what is overwritten next
+        if (IS_IEEE) __syncwarp();
 #pragma unroll
         for (int step = 0; step < AHEAD; ++step) {
+#if IS_IEEE
+#pragma unroll
+            for (int m = 0; m < GEMM_TOKENS; ++m) {
+                if (m >= now.end - now.first) break;
+                sums.add_products(w[step], m, here[step * 32 + m * 4 + lane % 4 - lane]);
+            }
+#else
             const Chunk x[1] = {here[step * 32]};
             sums.add_products(w[step], x);
+#endif
             sources.load(w[step], step);
             sources.copy(there, step);
         }

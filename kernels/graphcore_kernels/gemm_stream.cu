@@ -95,19 +95,7 @@ __device__ __forceinline__ void multiply_rows(const Problem& p, const Task& task
     __syncthreads();
     float* const all = reinterpret_cast<float*>(shared_memory);
     float* const own = all + warp * NT * 8 * PITCH;
-#if IS_IEEE
-#pragma unroll
-    for (int m = 0; m < 8 * NT; ++m)
-#pragma unroll
-        for (int i = 0; i < HELD; ++i) {
-            float total = sums.sum[m][i];
-            total = add(total, from_lane_xor(total, 1));
-            total = add(total, from_lane_xor(total, 2));
-            if (t == m % 4) own[m * PITCH + column_of(g, i)] = total;
-        }
-#else
     sums.write(own, PITCH, g, t);
-#endif
     __syncthreads();
     finish_rows<WIDTH, PITCH, WARPS, NT * 8>(p, task, first_row, all);
     __syncthreads();

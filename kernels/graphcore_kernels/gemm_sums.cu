@@ -108,5 +108,18 @@ struct LaneSums {
                 sum[token][i] = multiply_add(
                     as_float(weight_word(w, i, e)), as_float(x.word[e]), sum[token][i]);
     }
+
+    // where the four lanes of a g have a part of the depth each
+    __device__ __forceinline__ void write(float* sums, int pitch, int g, int t) const {
+#pragma unroll
+        for (int m = 0; m < COUNT; ++m)
+#pragma unroll
+            for (int i = 0; i < HELD; ++i) {
+                float total = sum[m][i];
+                total = add(total, from_lane_xor(total, 1));
+                total = add(total, from_lane_xor(total, 2));
+                if (t == m % 4) sums[m * pitch + column_of(g, i)] = total;
+            }
+    }
 };
 #endif

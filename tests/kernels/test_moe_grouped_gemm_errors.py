@@ -270,8 +270,13 @@ BAD = {
     ),
     "a form of no known name": (
         operands(form="square"),
-        "form: expected one of narrow, wide, tile64, tile128, fma256 for ieee in layout 'nk', got "
-        "'square'",
+        "form: expected one of narrow, wide, tile64, tile128, direct, fma256 for ieee in layout "
+        "'nk', got 'square'",
+    ),
+    "a form that the precision lacks": (
+        operands(precision="tf32x3", form="flow"),
+        "form: expected one of narrow, wide, tile64, direct, warpgroup64, warpgroup128 for tf32x3 "
+        "in layout 'nk', got 'flow'",
     ),
     "a form that the layout lacks": (
         operands(weights=at(1, 5, 16, 24), layout="kn", form="narrow"),

@@ -28,7 +28,8 @@ FAST = [
     ("bf16", "nk", "direct"), ("bf16", "nk", "flow"), ("bf16", "kn", "wide"),
     ("bf16", "nk", "tile64"), ("bf16", "kn", "tile128"), ("ieee", "nk", "narrow"),
     ("ieee", "kn", "wide"), ("ieee", "kn", "tile64"), ("tf32x3", "nk", "wide"),
-    ("tf32x3", "kn", "tile64"), ("ieee", "nk", "fma256"), ("bf16", "nk", "warpgroup64"),
+    ("tf32x3", "kn", "tile64"), ("ieee", "nk", "direct"), ("tf32x3", "nk", "direct"),
+    ("tf32", "nk", "flow"), ("ieee", "nk", "fma256"), ("bf16", "nk", "warpgroup64"),
     ("f16", "nk", "warpgroup256"), ("tf32x3", "nk", "warpgroup64"),
     ("tf32x3", "nk", "warpgroup128"), ("tf32", "nk", "warpgroup256"),
 ]  # fmt: skip
@@ -153,7 +154,9 @@ def test_a_rows_bits_do_not_depend_on_its_neighbours(host, kind):
 
 
 @pytest.mark.parametrize("name", ["rows before and after", "long depth", "swiglu, everything"])
-@pytest.mark.parametrize("kind", names([*FAST[:2], ("ieee", "nk", "fma256")]))
+@pytest.mark.parametrize(
+    "kind", names([*FAST[:2], ("ieee", "nk", "direct"), ("ieee", "nk", "fma256")])
+)
 def test_copies_that_come_as_late_as_they_may_change_nothing(host, kind, name):
     host.copy_late(True)
     try:
@@ -327,6 +330,30 @@ def test_tokens_that_are_rounded_but_not_shown_to_the_tensor_cores_are_seen(tmp_
     with placed(open_driver("emulated"), case) as operands, pytest.raises(AssertionError):
         run(host, operands, 1)
     assert host.wrong_copies
+
+
+def test_tokens_of_other_lanes_that_nobody_waited_for_are_seen(tmp_path):
+    compiler = shutil.which("g++") or shutil.which("clang++")
+    if compiler is None:
+        pytest.skip("no C++ compiler: neither g++ nor clang++ is on the path")
+    (kernel,) = products_of("ieee", "nk", "direct", ROOMY)
+    case = of(Case((3, 8), columns=16, depth=256), "ieee", "nk", "direct")
+    waited = "if (IS_IEEE) __syncwarp();"
+    assert kernel.source.count(waited) == 1
+    for text, is_right in ((waited, True), ("", False)):
+        folder = tmp_path / str(is_right)
+        folder.mkdir()
+        host = HostGemm(
+            compiler, folder, [replace(kernel, source=kernel.source.replace(waited, text))]
+        )
+        host.copy_late(True)
+        with placed(open_driver("emulated"), case) as operands:
+            run(host, operands, 1)
+            if is_right:
+                operands.check()
+            else:
+                with pytest.raises(AssertionError):
+                    operands.check()
 
 
 def test_a_weight_is_read_once_where_rows_are_few(host):
