@@ -137,7 +137,12 @@ _OF_F32: Mapping[str, tuple[Form, ...]] = {
     "tf32x3": (DIRECT_WIDE,),
     "tf32": (DIRECT, FLOW),
 }
-_OF_16_BITS = (WarpgroupShape(256, 64, 8, 5), WarpgroupShape(128, 256, 32, 4))
+_OF_16_BITS = (
+    WarpgroupShape(256, 64, 8, 5),
+    WarpgroupShape(128, 256, 32, 4),
+    WarpgroupShape(128, 256, 16, 4),
+    WarpgroupShape(128, 128, 16, 6, teams=2),
+)
 _SHAPES: Mapping[str, tuple[WarpgroupShape, ...]] = {
     "bf16": _OF_16_BITS,
     "f16": _OF_16_BITS,
@@ -175,7 +180,7 @@ _LEAST_ROWS: Mapping[str, Mapping[str, float]] = {
 def warpgroups_of(arithmetic: str) -> Mapping[str, Form]:
     """The forms of warpgroups by name; none of "ieee"."""
     forms = [
-        Form(f"warpgroup{shape.tokens}", shape.columns, shape.tokens, way="warpgroups", blocks=1,
+        Form(shape.name, shape.columns, shape.tokens, way="warpgroups", blocks=1,
              shape=shape)
         for shape in _SHAPES.get(arithmetic, ())
     ]  # fmt: skip

@@ -91,6 +91,16 @@ def test_tables_alone_decide_where_an_expert_lies(graphcore_driver):
     assert results[0] == results[1]
 
 
+@pytest.mark.parametrize("form", ["warpgroup256", "warpgroup256by16", "warpgroup128x2"])
+@pytest.mark.parametrize("depth", [768, 1984])
+def test_many_tasks_of_many_steps_take_turns(graphcore_driver, form, depth):
+    """More tasks than multiprocessors; each passes the ring of copies more than once."""
+    if graphcore_driver.device_info().capability != (9, 0):
+        pytest.skip("only devices of capability 9.0 have warpgroups")
+    case = Case((300, 40, 0, 700, 16), columns=2048, depth=depth, form=form)
+    check(graphcore_driver, every_type(case)["bfloat16"])
+
+
 @pytest.mark.parametrize("form", [None, "direct", "flow", "tile64", "tile128"])
 def test_the_same_inputs_give_the_same_bits(graphcore_driver, form):
     case = Case((4, 30, 0, 90), choices=2, has_scale=True, columns=264, depth=512, form=form)

@@ -32,6 +32,7 @@ FAST = [
     ("tf32", "nk", "flow"), ("ieee", "nk", "fma256"), ("bf16", "nk", "warpgroup64"),
     ("f16", "nk", "warpgroup256"), ("tf32x3", "nk", "warpgroup64"),
     ("tf32x3", "nk", "warpgroup128"), ("tf32", "nk", "warpgroup256"),
+    ("bf16", "nk", "warpgroup128x2"), ("f16", "nk", "warpgroup256by16"),
 ]  # fmt: skip
 BY_WARPGROUPS = [kind for kind in FAST if kind[2].startswith("warpgroup")]
 EVERY = [
@@ -271,6 +272,19 @@ BLOCKS = {
     ),
     "of odd columns": Case((40, 70), columns=77, depth=72),
 }  # fmt: skip
+
+
+@pytest.mark.parametrize("steps", [5, 6, 11, 12, 13])
+@pytest.mark.parametrize("is_late", [False, True], ids=["at once", "late"])
+def test_teams_take_turns_however_often_a_task_passes_the_ring(host, steps, is_late):
+    """A ring of six stages: behind twelve, a barrier looks as it did at the task before."""
+    case = of(Case((150, 40), columns=256, depth=64 * steps), "bf16", "nk", "warpgroup128x2")
+    host.copy_late(is_late)
+    try:
+        for grid in (1, 2):
+            check(host, case, grid=grid)
+    finally:
+        host.copy_late(False)
 
 
 @pytest.mark.parametrize("kind", names(BY_WARPGROUPS))
