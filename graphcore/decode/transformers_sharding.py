@@ -11,6 +11,10 @@ from typing import Any
 
 from graphcore.errors import ConfigurationError
 
+_PARTS_OF_EXPERTS = "moe_tp_experts"
+"""Style of a module of experts of which each rank has a part of every one."""
+_WHOLE_EXPERTS = "grouped_gemm"
+"""Style of a weight that is cut between two experts."""
 _FUSED = ("qkv_proj", "query_key_value", "Wqkv", "c_attn")
 
 
@@ -67,3 +71,35 @@ def ranks_of(weight: Any) -> int | None:
     if module is None or not isinstance(weight, module.DTensor):
         return None
     return int(weight.device_mesh.size())
+
+
+def keep_experts_whole(config: Any, ranks: int) -> None:
+    """Changes the plan of ``config``: each rank gets some experts whole, not a part of every one.
+
+    Raises:
+        ConfigurationError: A plan that spreads no experts, or more of them than two weights; a
+            number of ranks that does not divide the experts.
+    """
+    text = config.get_text_config(decoder=True)
+    plan: dict[str, str] = dict(getattr(text, "base_model_tp_plan", None) or {})
+    modules = [rule for rule, style in plan.items() if style == _PARTS_OF_EXPERTS]
+    if not modules:
+        raise ConfigurationError(
+            f"whole_experts: expected a mixture whose tp_plan spreads its experts, got "
+            f"{type(text).__name__}"
+        )
+    for module in modules:
+        del plan[module]
+        for rule in [each for each in plan if each.startswith(f"{module}.")]:
+            if rule.rpartition(".")[2] not in ("gate_up_proj", "down_proj"):
+                raise ConfigurationError(
+                    f"whole_experts: expected experts of gate_up_proj and down_proj, got {rule} in "
+                    f"the tp_plan of {type(text).__name__}"
+                )
+            plan[rule] = _WHOLE_EXPERTS
+    count = getattr(text, "num_local_experts", None) or getattr(text, "num_experts", None)
+    if isinstance(count, int) and count % ranks:
+        raise ConfigurationError(
+            f"ranks: expected a number that divides the {count} experts, got {ranks}"
+        )
+    text.base_model_tp_plan = plan

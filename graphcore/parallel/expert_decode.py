@@ -54,10 +54,7 @@ class ExpertParallelAR(RankRunner):
         agree_every: int = 1,
         **options: Any,
     ) -> None:
-        if not isinstance(handle, SpreadExperts):
-            raise ConfigurationError(
-                f"handle: expected what spread_experts() gives, got {type(handle).__name__}"
-            )
+        check_handle(handle)
         self._handle = handle
         super().__init__(
             handle.model, cache, ranks=handle.ranks, agree_every=agree_every, **options
@@ -65,7 +62,8 @@ class ExpertParallelAR(RankRunner):
 
     def _check_rank_model(self, model: Any) -> None:
         super()._check_rank_model(model)
-        self._refuse_restored(type(self).__name__)
+        refuse_restored(self._handle, type(self).__name__)
+        refuse_shared_rows(self._handle)
 
     def _check_rank_options(self, options: Mapping[str, Any]) -> None:
         super()._check_rank_options(options)
@@ -90,7 +88,7 @@ class ExpertParallelAR(RankRunner):
 
     def _checked_prompt(self, caller: str, *rest: Any) -> Prompt:
         """The checked prompt of this rank, as long as the longest of all ranks."""
-        self._refuse_restored(caller)
+        refuse_restored(self._handle, caller)
         checked = super()._checked_prompt(caller, *rest)
         agreed = self.ranks.agree("length of the prompt", value=checked.length)
         return _of_length(checked, max(agreed.values))
@@ -100,12 +98,31 @@ class ExpertParallelAR(RankRunner):
         among = (_ENDED, _GOES_ON)
         return self.ranks.agree("end of the generation", choice, among=among).choice == _ENDED
 
-    def _refuse_restored(self, caller: str) -> None:
-        if self._handle.is_restored:
-            raise LifecycleError(
-                f"{caller}: expected experts that are spread over ranks, got a model that was "
-                "restored: spread them again, and make another runner"
-            )
+
+def check_handle(handle: object) -> None:
+    """Raises ConfigurationError for what spread_experts() does not give."""
+    if not isinstance(handle, SpreadExperts):
+        raise ConfigurationError(
+            f"handle: expected what spread_experts() gives, got {type(handle).__name__}"
+        )
+
+
+def refuse_shared_rows(handle: SpreadExperts) -> None:
+    """Raises ConfigurationError where ranks cannot decode rows of their own: heads are spread."""
+    if handle.shares_rows:
+        raise ConfigurationError(
+            "handle: expected a model of which only the experts are spread, got one whose heads "
+            "are, too: TensorParallelAR(handle.model, ...) decodes the same rows on all ranks"
+        )
+
+
+def refuse_restored(handle: SpreadExperts, caller: str) -> None:
+    """Raises LifecycleError where the experts are the model's own again."""
+    if handle.is_restored:
+        raise LifecycleError(
+            f"{caller}: expected experts that are spread over ranks, got a model that was "
+            "restored: spread them again, and make another runner"
+        )
 
 
 def _of_length(prompt: Prompt, length: int) -> Prompt:

@@ -46,7 +46,7 @@ class ExchangeTotals:
 
 
 class ExpertExchange:
-    """The exchange of one layer.
+    """The exchange of one layer, whose rows are each rank's own.
 
     Args:
         group: Process group of the ranks that share the experts, warmed up.
@@ -56,6 +56,8 @@ class ExpertExchange:
         device: ``torch.device`` of the rows.
     """
 
+    shares_rows = False
+
     def __init__(self, group: Any, experts: int, capacity: float, device: Any) -> None:
         check_capacity(capacity)
         self.group = group
@@ -63,6 +65,7 @@ class ExpertExchange:
         self.experts = experts
         self.local_experts = experts // self.ranks
         self.capacity = float(capacity)
+        self.device = device
         self._routes = torch.zeros(self.ranks, dtype=torch.int64, device=device)
         self._faults = torch.zeros((), dtype=torch.int64, device=device)
         self._owners = torch.arange(self.ranks, device=device)
@@ -70,6 +73,10 @@ class ExpertExchange:
     def places(self, routes: int) -> int:
         """C: how many of ``routes`` routes have a place with each rank."""
         return max(1, math.ceil(routes * self.capacity))
+
+    def arriving(self, routes: int) -> int:
+        """How many rows come to this rank, empty places included, where each sends ``routes``."""
+        return self.ranks * self.places(routes)
 
     def dispatch(self, hidden: torch.Tensor, ids: torch.Tensor) -> tuple[Received, Sent]:
         """Sends each row to the owners of its experts, a place for each of its routes.
@@ -100,7 +107,8 @@ class ExpertExchange:
         local = chosen - owner * self.local_experts
         absent = torch.full((nowhere + 1,), -1, dtype=torch.int64, device=hidden.device)
         names = absent.index_copy(0, places, local)
-        received = Received(self._swap(out[:nowhere]), self._named(self._swap(names[:nowhere])))
+        rows_here, came = self._swap(out[:nowhere]), self._swap(names[:nowhere])
+        received = Received(rows_here, named(came, self.local_experts))
         return received, Sent(places, is_bad)
 
     def combine(self, results: torch.Tensor, sent: Sent, weights: torch.Tensor) -> torch.Tensor:
@@ -136,12 +144,16 @@ class ExpertExchange:
         dist.all_to_all_single(came, parts, group=self.group)
         return came
 
-    def _named(self, names: torch.Tensor) -> torch.Tensor:
-        """An expert for every place: empty ones take one that is needed anyhow, of zeros."""
-        is_taken = names >= 0
-        least = torch.where(is_taken, names, self.local_experts).min()
-        filler = torch.where(least < self.local_experts, least, 0)
-        return torch.where(is_taken, names, filler)[:, None]
+
+def named(names: torch.Tensor, experts: int) -> torch.Tensor:
+    """An expert for every place, int64 [places, 1], of names that are -1 in empty ones.
+
+    Those take one of ``experts`` that is needed anyhow.
+    """
+    is_taken = names >= 0
+    least = torch.where(is_taken, names, experts).min()
+    filler = torch.where(least < experts, least, 0)
+    return torch.where(is_taken, names, filler)[:, None]
 
 
 def check_capacity(capacity: object) -> None:

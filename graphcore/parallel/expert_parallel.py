@@ -1,7 +1,8 @@
 """spread_experts(): a mixture of experts whose experts are spread over ranks, in slots; and back.
 
-Every rank runs the whole model but the experts, on rows of its own. Of each layer's experts it owns
-a part, and slots for those; a row travels to the owners of its experts and comes back.
+Of each layer's experts every rank owns a part, and slots for those. It runs the whole model but the
+experts on rows of its own, which travel to the owners of their experts and come back; or, where the
+heads are spread too, its part of the model on the rows that all have, and sums are added.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from typing import Any
 
 import torch
 
+from graphcore.decode.transformers_sharding import ranks_of
 from graphcore.errors import ConfigurationError, LifecycleError
-from graphcore.moe.layers.transformers_experts import BANKS, FoundExperts, find_experts
+from graphcore.moe.layers.transformers_experts import FoundExperts, find_experts
 from graphcore.moe.manifests.manifest import Manifest
 from graphcore.moe.models.accelerated_model import AcceleratedModel
 from graphcore.moe.models.accelerating import accelerate
@@ -25,11 +27,19 @@ from graphcore.moe.slots.pool_manifest import manifest_of
 from graphcore.moe.slots.slot_state import SlotFault
 from graphcore.moe.steps.callable_step import CallableStep
 from graphcore.parallel.expert_exchange import ExchangeTotals, ExpertExchange, check_capacity
+from graphcore.parallel.expert_parts import (
+    ExpertPart,
+    cut,
+    loaded_by_rank,
+    refuse_parts_of_each,
+    take_loaded,
+)
+from graphcore.parallel.expert_sum import ExpertSum
 from graphcore.parallel.parallel_experts import ParallelExperts
 from graphcore.parallel.rank_manifests import RankManifests
 from graphcore.parallel.rank_reuse import RankReuse
 from graphcore.parallel.ranks import Ranks
-from graphcore.parallel.sharded_model import facts_of
+from graphcore.parallel.sharded_model import check_sharded, facts_of
 
 _log = logging.getLogger("graphcore")
 
@@ -45,11 +55,14 @@ def spread_experts(
     """Spreads the experts of ``model`` over ``ranks``: rank r owns the r-th part of each layer's.
 
     Args:
-        model: As of :func:`graphcore.moe.accelerate`, whole, the same on all ranks.
+        model: As of :func:`graphcore.moe.accelerate`, whole, the same on all ranks; or spread by
+            :func:`load_sharded` with ``whole_experts=True``: then all ranks have the same rows,
+            and :class:`TensorParallelAR` decodes them.
         ranks: Who shares the experts.
         slots_per_layer: Experts of this rank's part that can be resident.
         capacity: Share of the most routes that may go to one rank for which there are places;
             below 1.0 less memory and traffic, and a step that needs more is zero (``faults()``).
+            Where the heads are spread too nothing is sent, and it is 1.0.
         options: Of :func:`graphcore.moe.accelerate`.
 
     Returns:
@@ -57,24 +70,68 @@ def spread_experts(
 
     Raises:
         ConfigurationError: As :func:`graphcore.moe.accelerate`; a number of ranks that does not
-            divide the experts; models or settings that differ by rank, on all ranks.
+            divide the experts; a part of every expert on each rank; models or settings that differ
+            by rank, on all ranks.
         RankError: Another rank failed or is missing.
     """
-    with ranks.together("spreading experts"):
-        check_capacity(capacity)
-        found = find_experts(model)
-        check_experts(found, ranks.size)
-    facts = facts_of(model) | {"capacity": str(capacity), "slots_per_layer": str(slots_per_layer)}
-    ranks.agree("spreading experts", facts=facts)
     with ranks.together("spreading experts"), ExitStack() as undo:
-        whole = _take_parts(found, ranks, undo)
+        check_capacity(capacity)
+        shares_rows = _check_rows(model, ranks, capacity)
+        refuse_parts_of_each(model, ranks)
+        loaded = loaded_by_rank(model, ranks)
+        found = [] if loaded else find_experts(model)
+        check_experts(found, ranks.size)
+        facts = facts_of(model) | {
+            "capacity": str(capacity),
+            "slots_per_layer": str(slots_per_layer),
+        }
+        ranks.agree("spreading experts", facts=facts)
+        parts = {name: take_loaded(module, undo) for name, module in loaded.items()}
+        if loaded:
+            found = find_experts(model)
+            check_experts(found, 1)
+            check_all_loaded(found, loaded)
+        else:
+            parts = {each.name: cut(each.module, ranks, undo) for each in found}
         handle = accelerate(model, slots_per_layer, **options)
         undo.callback(handle.restore)
-        made = SpreadExperts(handle, found, whole, ranks, capacity)
+        made = SpreadExperts(handle, found, parts, ranks, capacity, shares_rows=shares_rows)
         undo.pop_all()
     ranks.agree("experts are spread")
     _log.info("rank %d owns %d experts of each layer", ranks.rank, made.experts_here)
     return made
+
+
+def _check_rows(model: Any, ranks: Ranks, capacity: float) -> bool:
+    """Whether all ranks have the same rows: where heads are spread, they decode together.
+
+    Raises:
+        ConfigurationError: Spread over other ranks, or a capacity where nothing is sent.
+    """
+    weights = model.parameters() if isinstance(model, torch.nn.Module) else ()
+    if all(ranks_of(each) is None for each in weights):
+        return False
+    check_sharded(model, ranks)
+    if capacity != 1.0:
+        raise ConfigurationError(
+            f"capacity: expected 1.0 for a model whose heads are spread too, got {capacity}: all "
+            "ranks have the same rows, and none is sent"
+        )
+    return True
+
+
+def check_all_loaded(found: Sequence[FoundExperts], loaded: Mapping[str, Any]) -> None:
+    """Refuses a model of which some layers' experts were loaded by rank, and others whole.
+
+    Raises:
+        ConfigurationError: Names the layer.
+    """
+    for each in found:
+        if each.name not in loaded:
+            raise ConfigurationError(
+                f"{each.name}: expected experts that were loaded by rank, as those of "
+                f"{next(iter(loaded))}, got all of them"
+            )
 
 
 def check_experts(found: Sequence[FoundExperts], ranks: int) -> None:
@@ -94,30 +151,6 @@ def check_experts(found: Sequence[FoundExperts], ranks: int) -> None:
             raise ConfigurationError(f"top_k: expected a router that says its own, {each.name}")
 
 
-def _take_parts(
-    found: Sequence[FoundExperts], ranks: Ranks, undo: ExitStack
-) -> list[dict[str, torch.nn.Parameter]]:
-    """Gives each module this rank's part of its weights; what it had, to be put back."""
-    whole = []
-    for each in found:
-        weights = each.weights
-        count = int(weights["down"].shape[0])
-        undo.callback(_put_back, each, weights)
-        part = slice(ranks.rank * count // ranks.size, (ranks.rank + 1) * count // ranks.size)
-        for bank, weight in weights.items():
-            own = torch.nn.Parameter(weight.detach()[part].clone(), requires_grad=False)
-            setattr(each.module, BANKS[bank], own)
-        each.module.num_experts = count // ranks.size
-        whole.append(weights)
-    return whole
-
-
-def _put_back(found: FoundExperts, weights: Mapping[str, torch.nn.Parameter]) -> None:
-    for bank, weight in weights.items():
-        setattr(found.module, BANKS[bank], weight)
-    found.module.num_experts = int(weights["down"].shape[0])
-
-
 class SpreadExperts:
     """A model whose experts are spread over ranks; made by :func:`spread_experts`. Not locked.
 
@@ -126,15 +159,18 @@ class SpreadExperts:
         ranks: Who shares the experts.
         pool: The slots of this rank's experts.
         layers: Name of the module -> what stands in its place.
+        shares_rows: Whether all ranks have the same rows, since the model's heads are spread too.
     """
 
     def __init__(
         self,
         handle: AcceleratedModel,
         found: Sequence[FoundExperts],
-        whole: Sequence[Mapping[str, torch.nn.Parameter]],
+        parts: Mapping[str, ExpertPart],
         ranks: Ranks,
         capacity: float,
+        *,
+        shares_rows: bool,
     ) -> None:
         self.model = handle.model
         self.ranks = ranks
@@ -143,12 +179,17 @@ class SpreadExperts:
         self.device = handle.device
         self._handle = handle
         self._found = tuple(found)
-        self._whole = tuple(whole)
+        self._parts = parts
         self._choices = {each.name: each.top_k or 1 for each in found}
         self.layers: dict[str, ParallelExperts] = {}
-        for each, weights in zip(found, whole, strict=True):
-            count = int(weights["down"].shape[0])
-            exchange = ExpertExchange(ranks.group, count, capacity, handle.device)
+        self.shares_rows = shares_rows
+        for each in found:
+            count = parts[each.name].experts
+            exchange: ExpertExchange | ExpertSum
+            if shares_rows:
+                exchange = ExpertSum(ranks.group, count, handle.device)
+            else:
+                exchange = ExpertExchange(ranks.group, count, capacity, handle.device)
             layer = ParallelExperts(handle.layers[each.name], exchange).eval()
             setattr(each.block, each.attribute, layer)
             self.layers[each.name] = layer
@@ -288,8 +329,8 @@ class SpreadExperts:
         for each in self._found:
             setattr(each.block, each.attribute, self.layers[each.name].here)
         self._handle.restore()
-        for each, weights in zip(self._found, self._whole, strict=True):
-            _put_back(each, weights)
+        for part in self._parts.values():
+            part.put_back()
 
     def __enter__(self) -> SpreadExperts:
         return self

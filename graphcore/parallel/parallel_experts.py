@@ -10,17 +10,19 @@ from graphcore.errors import CacheTypeError, LifecycleError
 from graphcore.moe.layers.slot_experts import SlotExperts
 from graphcore.moe.slots.group_use import GroupUse
 from graphcore.parallel.expert_exchange import ExpertExchange
+from graphcore.parallel.expert_sum import ExpertSum
 
 
 class ParallelExperts(torch.nn.Module):
-    """The experts of one layer over all ranks; each rank calls it with as many rows of its own.
+    """The experts of one layer over all ranks; each rank calls it with as many rows.
 
     Args:
         here: The experts that this rank owns, in slots.
-        exchange: How rows get to their owners.
+        exchange: How rows of each rank's own get to their owners; or, where all ranks have the
+            same rows, how what their experts gave is added up.
     """
 
-    def __init__(self, here: SlotExperts, exchange: ExpertExchange) -> None:
+    def __init__(self, here: SlotExperts, exchange: ExpertExchange | ExpertSum) -> None:
         super().__init__()
         self._here = (here,)  # in a tuple it is no submodule: its weights are a part
         self.exchange = exchange
@@ -38,9 +40,11 @@ class ParallelExperts(torch.nn.Module):
     ) -> torch.Tensor:
         """As :meth:`SlotExperts.forward`, of this rank's rows, by the experts of all ranks.
 
-        An expert's row is rounded to the rows' type before it travels back; weights and sums are
-        F32. In float32 that is what one rank alone computes.
+        An expert's row is rounded to the rows' type before it travels back, or is added; weights
+        and sums are F32. In float32 that is what one rank alone computes, but for the order of
+        sums where all ranks have the same rows.
         """
+        sent: Any  # what the one of the two gave, it takes
         received, sent = self.exchange.dispatch(hidden_states, top_k_index)
         results = self.here(received.rows, received.ids, self._weights(received.rows))
         return self.exchange.combine(results, sent, top_k_weights)
@@ -48,12 +52,12 @@ class ParallelExperts(torch.nn.Module):
     def bind(self, rows: int, top_k: int) -> GroupUse:
         """As :meth:`SlotExperts.bind`, for steps with ``rows`` rows on each rank."""
         count = self.arriving(rows, top_k)
-        self._weights(torch.empty(count, 0, device=self.exchange._routes.device))
+        self._weights(torch.empty(count, 0, device=self.exchange.device))
         return self.here.bind(count, 1)
 
     def arriving(self, rows: int, top_k: int) -> int:
         """How many rows come to the experts of this rank in such a step, empty places included."""
-        return self.exchange.ranks * self.exchange.places(rows * top_k)
+        return self.exchange.arriving(rows * top_k)
 
     def _weights(self, rows: torch.Tensor) -> torch.Tensor:
         """Ones, F32 [rows, 1]: the router's weights stay with the sender."""

@@ -18,7 +18,13 @@ _MOST_VALUES = 1 << 16
 
 
 def load_sharded(
-    path: str | Path, ranks: Ranks, *, dtype: Any = None, tp_plan: Any = "auto", **options: Any
+    path: str | Path,
+    ranks: Ranks,
+    *,
+    dtype: Any = None,
+    tp_plan: Any = "auto",
+    whole_experts: bool = False,
+    **options: Any,
 ) -> Any:
     """Loads a causal language model, each rank its part, as the model's ``tp_plan`` says.
 
@@ -27,14 +33,17 @@ def load_sharded(
         ranks: Who shares it; those of the whole process group.
         dtype: Of the weights; None: as saved.
         tp_plan: "auto": the model's own; or a mapping, as transformers takes it.
-        options: Of ``from_pretrained``.
+        whole_experts: Of a mixture each rank loads the experts that it owns, whole, instead of a
+            part of every one: for :func:`spread_experts`, without which it does not run.
+        options: Of ``from_pretrained``, but ``config``.
 
     Returns:
         The model, in evaluation mode.
 
     Raises:
-        ConfigurationError: A number of ranks that does not divide the heads; a model without a
-            plan; ranks that are not all of the process group. On all ranks.
+        ConfigurationError: A number of ranks that does not divide the heads, or the experts; a
+            model without a plan, or without experts in it where they shall be whole; ranks that are
+            not all of the process group. On all ranks.
         RankError: Another rank could not load it.
     """
     import torch.distributed as dist
@@ -47,10 +56,13 @@ def load_sharded(
                 f"ranks: expected all {dist.get_world_size()} of the process group, over which "
                 f"transformers spreads a model, got {ranks.size}"
             )
-        check_heads(AutoConfig.from_pretrained(path), ranks.size)
+        config = AutoConfig.from_pretrained(path)
+        check_heads(config, ranks.size)
+        if whole_experts:
+            sharding.keep_experts_whole(config, ranks.size)
         spread = DistributedConfig(tp_plan=tp_plan, tp_size=ranks.size)
         model = AutoModelForCausalLM.from_pretrained(
-            path, dtype=dtype or "auto", distributed_config=spread, **options
+            path, config=config, dtype=dtype or "auto", distributed_config=spread, **options
         ).eval()
         check_sharded(model, ranks)
     ranks.agree("the model is loaded", facts=facts_of(model))

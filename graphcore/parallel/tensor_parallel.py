@@ -13,6 +13,8 @@ import torch
 
 from graphcore.decode.prompt import Prompt
 from graphcore.decode.static_cache import StaticKVCache
+from graphcore.errors import LifecycleError
+from graphcore.parallel.expert_parts import loaded_by_rank
 from graphcore.parallel.rank_runner import RankRunner
 from graphcore.parallel.ranks import Ranks
 from graphcore.parallel.sharded_model import check_sharded, digest
@@ -26,7 +28,9 @@ class TensorParallelAR(RankRunner):
 
     Args:
         model: A causal language model sharded by its ``tp_plan``
-            (:func:`graphcore.parallel.load_sharded`, or transformers' ``from_pretrained``).
+            (:func:`graphcore.parallel.load_sharded`, or transformers' ``from_pretrained``). A
+            mixture that was loaded with ``whole_experts=True``: behind ``spread_experts``, whose
+            handle is restored after the runner is closed.
         cache: As of :class:`CUDAGraphAR`, with the heads of this rank's part; None makes one.
         ranks: Over which it is spread.
         agree_every: Replays between two agreements of a generation. 1: nothing is launched that
@@ -37,6 +41,7 @@ class TensorParallelAR(RankRunner):
     Raises:
         ConfigurationError: As :class:`CUDAGraphAR`; a model that is not spread over just these
             ranks; models or options that differ by rank, on all ranks.
+        LifecycleError: Whole experts on each rank that are not spread, or not any more.
         RankError: Another rank failed or is missing.
     """
 
@@ -54,6 +59,11 @@ class TensorParallelAR(RankRunner):
     def _check_rank_model(self, model: Any) -> None:
         super()._check_rank_model(model)
         check_sharded(model, self.ranks)
+        check_experts_are_spread(model, self.ranks)
+
+    def _checked_prompt(self, caller: str, *rest: Any) -> Prompt:
+        check_experts_are_spread(self.model, self.ranks)
+        return super()._checked_prompt(caller, *rest)
 
     def _facts(self, options: Mapping[str, Any]) -> dict[str, Any]:
         return super()._facts(options) | {"sampling": self._sampling}
@@ -75,6 +85,19 @@ class TensorParallelAR(RankRunner):
             return checked
         own = self._sampling.seed
         return replace(checked, seed=drawn if own is None else own)
+
+
+def check_experts_are_spread(model: Any, ranks: Ranks) -> None:
+    """Refuses a mixture of which each rank could compute its own experts alone.
+
+    Raises:
+        LifecycleError: Experts that were loaded by rank, and are not in slots.
+    """
+    for name in loaded_by_rank(model, ranks):
+        raise LifecycleError(
+            f"{name}: expected experts that are spread over ranks, got those that this rank has "
+            "loaded: spread_experts(model, ranks, ...) first, and restore it last"
+        )
 
 
 def _digest_of(prompt: Prompt | None) -> str:

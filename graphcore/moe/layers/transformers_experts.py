@@ -255,13 +255,19 @@ def _check_hooks(name: str, module: Any) -> None:
 def _refuse_shared(model: Any, found: list[FoundExperts]) -> None:
     """Refuses experts that more than one module has: moved once, they would be missing twice."""
     mine = {
-        weight.untyped_storage().data_ptr(): f"{each.name}.{BANKS[bank]}"
+        _storage_of(weight): f"{each.name}.{BANKS[bank]}"
         for each in reversed(found)
         for bank, weight in each.weights.items()
     }
     for name, weight in model.named_parameters(remove_duplicate=False):
-        home = mine.get(weight.untyped_storage().data_ptr())
+        home = mine.get(_storage_of(weight))
         if home is not None and home != name:
             raise ConfigurationError(
                 f"{name}: expected weights of its own, got those of {home} (tied)"
             )
+
+
+def _storage_of(weight: Any) -> int:
+    """Where a weight lies; of one that is spread over ranks: what of it is here."""
+    here = weight.to_local() if hasattr(weight, "to_local") else weight
+    return int(here.untyped_storage().data_ptr())
