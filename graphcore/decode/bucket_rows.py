@@ -41,7 +41,7 @@ def decode_on(
         return step.history[:, start : runner.cache.seen_tokens].clone()
     for done in range(1, count + 1):
         runner.replay()
-        if eos and done % poll_every == 0 and bool(step.finished.all()):
+        if eos and done % poll_every == 0 and runner._has_ended(bool(step.finished.all())):
             break
     step.set_eos((), 0)
     return step.history[:, start : runner.cache.seen_tokens].clone()

@@ -190,15 +190,16 @@ class DecodeBuckets(NotCopied):
         path = [bucket]
         for larger in self._between(bucket, last):
             done = ended_rows(decoded[:, length:], eos, spare)
-            new = decoded.shape[1] - length
-            if bool(done.all()) or new < asked:
+            has_ended = bool(done.all()) or decoded.shape[1] - length < asked
+            held = self._held_where_it_goes_on(runner.cache.seen_tokens, has_ended=has_ended)
+            if held is None:
                 break
             runner = self._moved(runner, larger)
             path.append(larger)
-            left = min(max_new_tokens - new, larger.max_seq_len - runner.cache.seen_tokens)
+            left = min(max_new_tokens - asked, larger.max_seq_len - held)
             poll = None if one_launch else poll_every
             more = decode_on(runner, left, eos, pad, done, poll)
-            asked = new + left
+            asked += left
             decoded = torch.cat((decoded, more), dim=1)
         _log.info("decoded %d rows in bucket %s", rows, " -> ".join(map(str, path)))
         return BucketGeneration(
@@ -326,13 +327,22 @@ class DecodeBuckets(NotCopied):
     ) -> tuple[Bucket, Bucket, int]:
         """(the bucket to begin in, the one that holds all of it, new tokens the first holds)."""
         self._refuse_closed("generate()")
+        rows, tokens = self._needed(input_ids, options)
+        last = self.bucket_for(rows, tokens + prompt.check_count(max_new_tokens))
+        first = self.bucket_for(rows, tokens + 1) if grow else last
+        return first, last, first.max_seq_len - tokens
+
+    def _needed(self, input_ids: torch.Tensor, options: Mapping[str, Any]) -> tuple[int, int]:
+        """(rows, tokens) of a prompt; where ranks have their own: the most that any needs."""
         rows, tokens = prompt.check_ids(input_ids).shape
         negative = options.get("negative_input_ids")
         if negative is not None:  # both branches are as long as the longer of the two
             tokens = max(tokens, prompt.check_ids(negative).shape[1])
-        last = self.bucket_for(rows, tokens + prompt.check_count(max_new_tokens))
-        first = self.bucket_for(rows, tokens + 1) if grow else last
-        return first, last, first.max_seq_len - tokens
+        return rows, tokens
+
+    def _held_where_it_goes_on(self, held: int, *, has_ended: bool) -> int | None:
+        """Tokens in the cache that a larger bucket goes on behind; None: the generation ends."""
+        return None if has_ended else held
 
     def _ready(self, bucket: Bucket) -> CUDAGraphAR:
         """The bucket's runner, once the others' launches have run."""

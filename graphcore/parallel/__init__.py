@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from graphcore.parallel.agreement import Agreed
     from graphcore.parallel.communicators import warm_up
+    from graphcore.parallel.expert_buckets import ExpertParallelBuckets
     from graphcore.parallel.expert_decode import ExpertParallelAR
     from graphcore.parallel.expert_parallel import SpreadExperts, spread_experts
     from graphcore.parallel.rank_manifests import RankManifests
@@ -24,6 +25,7 @@ __all__ = [
     "Agreed",
     "AgreementCost",
     "ExpertParallelAR",
+    "ExpertParallelBuckets",
     "RankManifests",
     "RankReuse",
     "Ranks",
@@ -39,6 +41,7 @@ _homes = {
     "Agreed": "graphcore.parallel.agreement",
     "AgreementCost": "graphcore.parallel.ranks",
     "ExpertParallelAR": "graphcore.parallel.expert_decode",
+    "ExpertParallelBuckets": "graphcore.parallel.expert_buckets",
     "RankManifests": "graphcore.parallel.rank_manifests",
     "RankReuse": "graphcore.parallel.rank_reuse",
     "Ranks": "graphcore.parallel.ranks",

@@ -332,6 +332,18 @@ def decode_alone(rank):
     return found
 
 
+def cut(ids, given, endings):
+    """``ids`` as a generation that ends with these gives them: pads behind, cut where all end."""
+    rows = []
+    for row in ids:
+        new = row[given:]
+        ends = [place for place, token in enumerate(new) if token in endings]
+        stop = ends[0] + 1 if ends else len(new)
+        rows.append(row[: given + stop])
+    longest = max(map(len, rows))
+    return [row + [0] * (longest - len(row)) for row in rows]
+
+
 def decode_with(runner, rank, **options):
     ids, mask = prompt_of(rank)
     return runner.generate(ids, NEW, attention_mask=mask, **options).tolist()

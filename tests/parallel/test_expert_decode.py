@@ -15,18 +15,6 @@ def alone():
     return found
 
 
-def cut(ids, given, endings):
-    """``ids`` as a generation that ends with these gives them: pads behind, cut where all end."""
-    rows = []
-    for row in ids:
-        new = row[given:]
-        ends = [place for place, token in enumerate(new) if token in endings]
-        stop = ends[0] + 1 if ends else len(new)
-        rows.append(row[: given + stop])
-    longest = max(map(len, rows))
-    return [row + [0] * (longest - len(row)) for row in rows]
-
-
 @pytest.mark.parametrize(("size", "slots"), [(2, 3), (4, 4)])
 def test_ranks_with_prompts_of_their_own_decode_the_tokens_of_one_process(alone, size, slots):
     # the first rank's rows end early, the others' later or not at all
@@ -45,7 +33,7 @@ def test_ranks_with_prompts_of_their_own_decode_the_tokens_of_one_process(alone,
         assert found["captures"] == 1
         assert found["exchanges"] == 2 * 3  # of two layers: rows, their experts, and the way back
         assert found["kept"] == [f"communicator '0' of {size} ranks"]
-        assert found["ended"] == found["late"] == cut(mine["greedy"], given, endings)
+        assert found["ended"] == found["late"] == rank_experts.cut(mine["greedy"], given, endings)
         assert found["held"] == found["held late"] == longest + len(found["ended"][0]) - given
         lengths.add(len(found["ended"][0]) - given)
         assert found["forced"] == [rank, 5]
