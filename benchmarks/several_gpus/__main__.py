@@ -12,12 +12,14 @@ import importlib
 import sys
 from pathlib import Path
 
+_CASES = ("one", "tensor", "expert", "mixture", "buckets", "heads")
+
 sys.path.insert(0, str(Path(__file__).parent))
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=("one", "tensor", "expert", "mixture"))
+    parser.add_argument("what", choices=_CASES)
     parser.add_argument("--small", action="store_true", help="tiny shapes, also on the CPU")
     parser.add_argument("--steps", type=int, default=0, help="tokens or steps; 0: the full number")
     parser.add_argument("--timeout", type=float, default=120.0, help="seconds for another rank")

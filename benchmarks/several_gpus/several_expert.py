@@ -81,7 +81,7 @@ def config_of(small: bool) -> Any:
     }  # fmt: skip
     if small:
         sizes |= {
-            "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+            "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 16,
             "num_experts": 16, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
             "intermediate_size": 48,
         }  # fmt: skip

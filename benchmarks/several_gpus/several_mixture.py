@@ -27,7 +27,7 @@ def run(ranks: Any, *, small: bool, steps: int) -> Outcome:
     found: dict[str, tuple[list[int], float]] = {}
     model = model_of(ranks, config)
     with accelerate(model, config.num_experts), CUDAGraphAR(model, **sizes) as runner:
-        found["one GPU, captured"] = _timed(ranks, runner, prompt, count)
+        found["one GPU, captured"] = timed(ranks, runner, prompt, count)
     here = config.num_experts // ranks.size
     outcome = Outcome()
     with spread_experts(model, ranks, here) as handle:
@@ -38,24 +38,32 @@ def run(ranks: Any, *, small: bool, steps: int) -> Outcome:
         }
         for name, options in ways.items():
             with ExpertParallelAR(handle, **sizes, **options) as runner:
-                found[name] = _timed(ranks, runner, prompt, count)
+                found[name] = timed(ranks, runner, prompt, count)
         outcome.expect(not handle.faults(), f"faults: {handle.faults()}")
-    first = found["one GPU, captured"][0]
     outcome.lines.append(
         f"Qwen3-MoE shape, {config.num_hidden_layers} layers, float32, {count} tokens, "
         f"{ranks.size} ranks with a prompt each, {here} experts a rank"
     )
+    compare(outcome, found, count, of="a rank")
+    return outcome
+
+
+def compare(
+    outcome: Outcome, found: dict[str, tuple[list[int], float]], count: int, of: str
+) -> None:
+    """A line and figures for each way; the tokens of all must be those of the first."""
+    first = next(iter(found.values()))[0]
     for name, (ids, seconds) in found.items():
         is_equal = ids == first
         outcome.expect(is_equal, f"{name}: expected the tokens of one GPU {first}, got {ids}")
         rate = count / seconds
-        outcome.figures[name] = {"tokens_per_second_a_rank": round(rate, 2), "equal": is_equal}
+        figure = f"tokens_per_second {of}".strip().replace(" ", "_")
+        outcome.figures[name] = {figure: round(rate, 2), "equal": is_equal}
         words = "equal" if is_equal else "other"
-        outcome.lines.append(f"  {name}: {rate:.1f} tokens/s a rank, {words} tokens")
-    return outcome
+        outcome.lines.append(f"  {name}: {rate:.1f} tokens/s {of}".rstrip() + f", {words} tokens")
 
 
-def _timed(ranks: Any, runner: Any, prompt: Any, count: int) -> tuple[list[int], float]:
+def timed(ranks: Any, runner: Any, prompt: Any, count: int) -> tuple[list[int], float]:
     runner.generate(prompt, 4)
     runner.driver.synchronize()
     ranks.agree("timing")

@@ -44,7 +44,7 @@ def _config(small: bool) -> Any:
 
 def _of_dtype(ranks: Any, dtype: Any, count: int, outcome: Outcome, *, small: bool) -> None:
     whole = _whole(ranks, dtype, small=small)
-    model = _parts(ranks, whole, dtype)
+    model = parts_of(ranks, whole, dtype)
     prompt = torch.tensor([[1, 17, 42, 5, 9, 60, 33, 2]], device=ranks.device)
     found: dict[str, tuple[list[int], float]] = {}
     with CUDAGraphAR(whole, max_seq_len=count + _ROOM) as runner:
@@ -81,7 +81,7 @@ def _whole(ranks: Any, dtype: Any, *, small: bool) -> Any:
     return model.to(dtype)
 
 
-def _parts(ranks: Any, whole: Any, dtype: Any) -> Any:
+def parts_of(ranks: Any, whole: Any, dtype: Any, **options: Any) -> Any:
     """Each rank's part, by way of files that rank 0 writes for all of one machine."""
     from safetensors.torch import save_file
 
@@ -93,7 +93,7 @@ def _parts(ranks: Any, whole: Any, dtype: Any) -> Any:
             tensors = {name: each.cpu() for name, each in whole.state_dict().items()}
             save_file(tensors, path / "model.safetensors", {"format": "pt"})
         path = Path(ranks.agree("saved", value=f"{folder}/model").values[0])
-        model = load_sharded(path, ranks, dtype=dtype)
+        model = load_sharded(path, ranks, dtype=dtype, **options)
     return model.to(ranks.device)
 
 

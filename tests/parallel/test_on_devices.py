@@ -9,6 +9,7 @@ import pytest
 from helpers.repository import ROOT
 
 SCRIPT = "benchmarks/several_gpus"
+CASES = ("one", "tensor", "expert", "mixture", "buckets", "heads")
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +42,7 @@ def test_one_rank_replays_nccl_and_its_process_exits_with_the_graphs_open():
 
 @pytest.mark.gpu
 @pytest.mark.exclusive
-@pytest.mark.parametrize("what", ["one", "tensor", "expert", "mixture"])
+@pytest.mark.parametrize("what", CASES)
 def test_all_gpus_of_a_machine_do_what_one_does(what):
     import torch
 
@@ -52,7 +53,7 @@ def test_all_gpus_of_a_machine_do_what_one_does(what):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", ["one", "tensor", "expert", "mixture"])
+@pytest.mark.parametrize("what", CASES)
 def test_the_script_runs_without_a_gpu_too(what, results, monkeypatch):
     monkeypatch.setenv("GRAPHCORE_DRIVER", "emulated")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
