@@ -6,6 +6,7 @@ holds the heads of its part: a cache has the heads that are here.
 
 from __future__ import annotations
 
+import copy
 import sys
 from typing import Any
 
@@ -73,14 +74,15 @@ def ranks_of(weight: Any) -> int | None:
     return int(weight.device_mesh.size())
 
 
-def keep_experts_whole(config: Any, ranks: int) -> None:
-    """Changes the plan of ``config``: each rank gets some experts whole, not a part of every one.
+def with_whole_experts(config: Any, ranks: int) -> Any:
+    """A copy of ``config`` by whose plan each rank gets some experts, not a part of every one.
 
     Raises:
         ConfigurationError: A plan that spreads no experts, or more of them than two weights; a
             number of ranks that does not divide the experts.
     """
-    text = config.get_text_config(decoder=True)
+    made = copy.deepcopy(config)
+    text = made.get_text_config(decoder=True)
     plan: dict[str, str] = dict(getattr(text, "base_model_tp_plan", None) or {})
     modules = [rule for rule, style in plan.items() if style == _PARTS_OF_EXPERTS]
     if not modules:
@@ -103,3 +105,4 @@ def keep_experts_whole(config: Any, ranks: int) -> None:
             f"ranks: expected a number that divides the {count} experts, got {ranks}"
         )
     text.base_model_tp_plan = plan
+    return made

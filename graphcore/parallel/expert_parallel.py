@@ -76,7 +76,7 @@ def spread_experts(
     """
     with ranks.together("spreading experts"), ExitStack() as undo:
         check_capacity(capacity)
-        shares_rows = _check_rows(model, ranks, capacity)
+        shares_rows = _check_rows(model, ranks, capacity, options.get("device"))
         refuse_parts_of_each(model, ranks)
         loaded = loaded_by_rank(model, ranks)
         found = [] if loaded else find_experts(model)
@@ -102,11 +102,12 @@ def spread_experts(
     return made
 
 
-def _check_rows(model: Any, ranks: Ranks, capacity: float) -> bool:
+def _check_rows(model: Any, ranks: Ranks, capacity: float, device: Any) -> bool:
     """Whether all ranks have the same rows: where heads are spread, they decode together.
 
     Raises:
-        ConfigurationError: Spread over other ranks, or a capacity where nothing is sent.
+        ConfigurationError: Spread over other ranks; a capacity where nothing is sent, or a device
+            for what has its place.
     """
     weights = model.parameters() if isinstance(model, torch.nn.Module) else ()
     if all(ranks_of(each) is None for each in weights):
@@ -116,6 +117,11 @@ def _check_rows(model: Any, ranks: Ranks, capacity: float) -> bool:
         raise ConfigurationError(
             f"capacity: expected 1.0 for a model whose heads are spread too, got {capacity}: all "
             "ranks have the same rows, and none is sent"
+        )
+    if device is not None:
+        raise ConfigurationError(
+            f"device: expected None for a model whose heads are spread too, which is where each "
+            f"rank has loaded it, got {device}"
         )
     return True
 

@@ -11,6 +11,7 @@ from typing import Any
 from graphcore.decode import transformers_sharding as sharding
 from graphcore.decode.transformers_compat import text_config
 from graphcore.errors import ConfigurationError
+from graphcore.parallel.expert_parts import loaded_by_rank
 from graphcore.parallel.ranks import Ranks
 
 _log = logging.getLogger("graphcore")
@@ -35,7 +36,7 @@ def load_sharded(
         tp_plan: "auto": the model's own; or a mapping, as transformers takes it.
         whole_experts: Of a mixture each rank loads the experts that it owns, whole, instead of a
             part of every one: for :func:`spread_experts`, without which it does not run.
-        options: Of ``from_pretrained``, but ``config``.
+        options: Of ``from_pretrained``.
 
     Returns:
         The model, in evaluation mode.
@@ -56,15 +57,20 @@ def load_sharded(
                 f"ranks: expected all {dist.get_world_size()} of the process group, over which "
                 f"transformers spreads a model, got {ranks.size}"
             )
-        config = AutoConfig.from_pretrained(path)
+        config = options.get("config") or AutoConfig.from_pretrained(path)
         check_heads(config, ranks.size)
         if whole_experts:
-            sharding.keep_experts_whole(config, ranks.size)
+            options["config"] = sharding.with_whole_experts(config, ranks.size)
         spread = DistributedConfig(tp_plan=tp_plan, tp_size=ranks.size)
         model = AutoModelForCausalLM.from_pretrained(
-            path, config=config, dtype=dtype or "auto", distributed_config=spread, **options
+            path, dtype=dtype or "auto", distributed_config=spread, **options
         ).eval()
         check_sharded(model, ranks)
+        if whole_experts and ranks.size > 1 and not loaded_by_rank(model, ranks):
+            raise ConfigurationError(
+                f"whole_experts: expected transformers to give each rank some experts of "
+                f"{type(model).__name__}, whole; it did not by the tp_plan {tp_plan!r}"
+            )
     ranks.agree("the model is loaded", facts=facts_of(model))
     _log.info("rank %d has its part of %s", ranks.rank, type(model).__name__)
     return model

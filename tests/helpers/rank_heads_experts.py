@@ -236,9 +236,12 @@ def refuse(path, dense):
     def runner_of(given=model, **options):
         return TensorParallelAR(given, ranks=ranks, max_seq_len=16, **options)
 
+    rule = {"model.layers.*.mlp.experts.down_proj": "rowwise"}
+    found["plan"] = told(lambda: load_sharded(path, ranks, whole_experts=True, tp_plan=rule))
     found["not spread"] = told(runner_of)
     found["buckets not spread"] = told(lambda: TensorParallelBuckets(model, (8,), ranks=ranks))
     found["capacity"] = told(lambda: spread_experts(model, ranks, 2, capacity=0.5 + 0.5 * odd))
+    found["device"] = told(lambda: spread_experts(model, ranks, 2, device="cpu"))
     found["slots"] = told(lambda: spread_experts(model, ranks, 2 + odd))
     found["too many slots"] = told(lambda: spread_experts(model, ranks, EXPERTS))
     whole = model_from(path)

@@ -96,6 +96,8 @@ def test_what_cannot_be_combined_is_refused_by_name_on_all_ranks(qwen, tmp_path)
         "not spread": (lifecycle, lifecycle, "spread_experts(model, ranks, ...) first"),
         "buckets not spread": (lifecycle, lifecycle, "spread_experts(model, ranks, ...) first"),
         "capacity": (configuration, rank, "capacity: expected 1.0 for a model whose heads"),
+        "device": (configuration, configuration, "device: expected None for a model whose heads"),
+        "plan": (configuration, configuration, "whole_experts: expected transformers to give"),
         "slots": (configuration, configuration, "slots_per_layer: expected the same"),
         "too many slots": (configuration, configuration, "slots_per_layer: expected 1 to 4"),
         "own rows": (
