@@ -69,7 +69,7 @@ def told_of(result):
     return result.ids.tolist(), [str(each) for each in result.path]
 
 
-def decode(slots, endings, late):
+def decode(slots, endings, early, later):
     """Each rank its own prompts, of other rows and lengths; all of them in one bucket."""
     ranks, handle = rank_experts.begin(slots=slots)
     ids, mask = prompt_of(ranks.rank)
@@ -86,8 +86,11 @@ def decode(slots, endings, late):
             for every in (1, 3, 16):
                 ended = buckets.generate(ids, NEW, grow=True, poll_every=every, **ends)
                 found[f"ended {every}"] = told_of(ended)
-            early = {**ends, "eos_token_id": late}
-            found["early"] = told_of(buckets.generate(ids, NEW, grow=True, poll_every=1, **early))
+            for name, all_end in (("early", early), ("later", later)):
+                given_ends = {**ends, "eos_token_id": all_end}
+                found[name] = told_of(
+                    buckets.generate(ids, NEW, grow=True, poll_every=1, **given_ends)
+                )
             looped = buckets.generate(ids, NEW, one_launch=True, grow=True, **given)
             found["looped"], found["why"] = told_of(looped), looped.reason
             found["streamed"] = torch.stack(list(buckets.stream(ids, NEW, **given)), 1).tolist()
@@ -106,7 +109,7 @@ def decode(slots, endings, late):
         found["closed"] = told(lambda: buckets.generate(ids, NEW))[:2]
         sampling = Sampling(temperature=1.0 + ranks.rank)
         with ExpertParallelBuckets(
-            handle, LENGTHS, ROWS, progress=False, sampling=sampling, agree_every=3
+            handle, LENGTHS, (2,), progress=False, sampling=sampling, agree_every=3
         ) as buckets:
             drawn = buckets.generate(ids, NEW, seed=ranks.rank, grow=True, **given)
             found["drawn"] = told_of(drawn)

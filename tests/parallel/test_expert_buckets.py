@@ -3,6 +3,8 @@
 Each rank decodes prompts of its own, of other rows and lengths.
 """
 
+import itertools
+
 import pytest
 from helpers import rank_expert_buckets as steps
 from helpers import rank_experts
@@ -21,15 +23,25 @@ def alone():
     return found
 
 
+def all_end_between(alone, first, last):
+    """Ids by which every row ends, and the last one at a place from ``first`` to ``last``."""
+    rows = [row[-NEW:] for each in alone for row in each["greedy"]]
+    for chosen in itertools.product(*(row[: last + 1] for row in rows)):
+        ends = [min(map(row.index, set(chosen) & set(row))) for row in rows]
+        if first <= max(ends) <= last:
+            return sorted(set(chosen))
+    raise AssertionError("no ids end all rows there")
+
+
 @pytest.mark.parametrize(("size", "slots"), [(2, 3), (4, 4)])
 def test_ranks_with_prompts_of_their_own_decode_in_one_bucket_what_one_process_does(
     alone, size, slots
 ):
     # rows of the first rank end in the first bucket, those of the second later or never
     endings = [alone[0]["greedy"][0][4 + 1]]
-    # ids that end every row before the first bucket is full
-    early = sorted({row[-NEW:][1] for each in alone for row in each["greedy"]})
-    answers = run_ranks(size, steps.decode, slots, endings, early, seconds=300)
+    # of the longest prompt the first bucket holds 4 tokens more, the second 8
+    early, later = (all_end_between(alone[:size], *places) for places in ((0, 2), (4, 6)))
+    answers = run_ranks(size, steps.decode, slots, endings, early, later, seconds=300)
     new = []
     for rank, answer in enumerate(answers):
         found, mine = answer.result, alone[rank]
@@ -45,6 +57,7 @@ def test_ranks_with_prompts_of_their_own_decode_in_one_bucket_what_one_process_d
             assert path == WAY
         new.append(len(found["ended 1"][0][0]) - given)
         assert found["early"] == (cut(mine["greedy"], given, early), ["2 x 8"])
+        assert found["later"] == (cut(mine["greedy"], given, later), WAY[:2])
         assert found["looped"] == (mine["greedy"], WAY)
         assert "not in one launch: generate_in_one_launch: expected one rank" in found["why"]
         assert found["streamed"] == [row[-NEW:] for row in mine["greedy"]]
