@@ -74,7 +74,7 @@ def decode(slots, endings, early, later):
     ranks, handle = rank_experts.begin(slots=slots)
     ids, mask = prompt_of(ranks.rank)
     given = {"attention_mask": mask}
-    ends = {**given, "eos_token_id": endings, "pad_token_id": 0}
+    ends = {**given, "pad_token_id": 0}
     found = {}
     with handle:
         before = handle.pool.nbytes
@@ -83,8 +83,9 @@ def decode(slots, endings, early, later):
             found["slots"] = handle.pool.nbytes == before
             found["fits"] = told_of(buckets.generate(ids, NEW, **given))
             found["grown"] = told_of(buckets.generate(ids, NEW, grow=True, **given))
-            for every in (1, 3, 16):
-                ended = buckets.generate(ids, NEW, grow=True, poll_every=every, **ends)
+            for every, some_end in endings.items():
+                given_ends = {**ends, "eos_token_id": some_end, "poll_every": every}
+                ended = buckets.generate(ids, NEW, grow=True, **given_ends)
                 found[f"ended {every}"] = told_of(ended)
             for name, all_end in (("early", early), ("later", later)):
                 given_ends = {**ends, "eos_token_id": all_end}
