@@ -181,8 +181,13 @@ def __getattr__(name: str) -> Any:
 
 
 def _advice(name: str) -> str:
-    """What to write instead, where ``name`` is a part that is imported by itself."""
-    return f"; write: import graphcore.{name}" if name in _PARTS else ""
+    """What to write instead, where ``name`` is a part imported by itself, or a usual mistake."""
+    if name in _PARTS:
+        return f"; write: import graphcore.{name}"
+    from graphcore.advice import WRONG_NAMES
+
+    advice = WRONG_NAMES["graphcore"].get(name)
+    return f": {advice}" if advice else ""
 
 
 def __dir__() -> list[str]:

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from graphcore.advice import advises
 from graphcore.decode import transformers_compat as compat
 from graphcore.decode import transformers_encoder_decoder as families
 from graphcore.decode.cache_layer import Pair
@@ -24,6 +25,7 @@ from graphcore.decode.static_cache import StaticKVCache
 from graphcore.errors import CacheTypeError, ConfigurationError, LifecycleError
 
 
+@advises
 class EncoderDecoderKVCache(compat.EncoderDecoderCache):  # type: ignore[misc]  # untyped
     """Decoder K/V that grow by a token per step, and encoder K/V that are written once.
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from graphcore.advice import advises
 from graphcore.decode import checks, prompt
 from graphcore.decode.cache_binding import CacheBinding
 from graphcore.decode.cache_state import is_capturing, refuse_inside_capture
@@ -47,6 +48,7 @@ from graphcore.interop.torch import MemoryPool
 _log = logging.getLogger("graphcore")
 
 
+@advises
 class CUDAGraphAR(Holding, Generating, NotCopied):
     """Autoregressive decoding through one captured graph, of a transformers model or a function.
 

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from graphcore.advice import advises
 from graphcore.decode import cache_sources
 from graphcore.decode import transformers_compat as compat
 from graphcore.decode.access import Form
@@ -39,6 +40,7 @@ from graphcore.errors import ConfigurationError, LifecycleError
 from graphcore.resources.exhaustion import telling_need
 
 
+@advises
 class StaticKVCache(compat.Cache):  # type: ignore[misc]  # transformers is untyped
     """Fixed buffers ``[batch, kv_heads, max_seq_len, head_dim]`` for K and V of every layer.
 

@@ -18,6 +18,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal, NoReturn
 
+from graphcore.advice import advises
 from graphcore.driver.kernel_attributes import walk_attributes
 from graphcore.driver.kernel_update import KernelUpdate
 from graphcore.driver.records import (
@@ -58,6 +59,7 @@ LEGACY_STREAM = StreamHandle(1)
 """CUDA's legacy default stream (``cudaStreamLegacy``), in both drivers; 0 means the same."""
 
 
+@advises
 class Driver(ABC):
     """What a driver offers. Open one with :func:`graphcore.open_driver`."""
 

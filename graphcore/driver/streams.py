@@ -11,6 +11,7 @@ import weakref
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
+from graphcore.advice import advises, instead
 from graphcore.driver.records import EventHandle, StreamHandle
 from graphcore.errors import CacheTypeError, GraphcoreError, GraphcoreWarning, LifecycleError
 
@@ -24,6 +25,7 @@ class UsesStream(Protocol):
     def stream_closed(self) -> None: ...
 
 
+@advises
 class Stream:
     """A stream of a driver. Made by :meth:`Driver.stream` (owned) or :func:`as_stream` (borrowed).
 
@@ -71,14 +73,22 @@ class Stream:
         return self.driver.query_stream(self._live())
 
     def record(self, event: Event | None = None, *, external: bool = False) -> Event:
-        """Records ``event`` (a new one where None) and returns it."""
-        event = event or self.driver.event()
+        """Records ``event`` (a new one where None) and returns it.
+
+        Raises:
+            CacheTypeError: ``event`` is no event.
+        """
+        event = self.driver.event() if event is None else _checked(event)
         self.driver.record_event(event.handle, self._live(), external=external)
         return event
 
     def wait(self, event: Event, *, external: bool = False) -> None:
-        """Makes later work wait for ``event``."""
-        self.driver.wait_event(self._live(), event.handle, external=external)
+        """Makes later work wait for ``event``.
+
+        Raises:
+            CacheTypeError: ``event`` is no event.
+        """
+        self.driver.wait_event(self._live(), _checked(event).handle, external=external)
 
     def close(self) -> None:
         """Destroys an owned stream after its work; a second call does nothing."""
@@ -119,6 +129,7 @@ class Stream:
         return f"<Stream {self.handle:#x} {self.driver.name}:{self.driver.device} {owner}>"
 
 
+@advises
 class Event:
     """An event of a driver, owned. Not locked."""
 
@@ -151,6 +162,15 @@ class Event:
         self._closer()
 
 
+def _checked(event: Any) -> Event:
+    if not isinstance(event, Event):
+        raise CacheTypeError(
+            f"event: expected a graphcore.Event, got {type(event).__name__}"
+            f"{instead(event, 'event')}"
+        )
+    return event
+
+
 def stream_handle(stream: Any) -> StreamHandle:
     """The handle of anything that is a stream: ours, torch's, CuPy's, cuda.core's, or an int.
 
@@ -173,7 +193,7 @@ def stream_handle(stream: Any) -> StreamHandle:
             return StreamHandle(handle)
     raise CacheTypeError(
         "stream: expected a graphcore, torch, CuPy or cuda.core stream, an object with "
-        f"__cuda_stream__, or an int; got {type(stream).__name__}"
+        f"__cuda_stream__, or an int; got {type(stream).__name__}{instead(stream, 'stream')}"
     )
 
 

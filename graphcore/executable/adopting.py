@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from graphcore.advice import instead
 from graphcore.driver.records import GraphHandle
 from graphcore.errors import CacheTypeError, ConfigurationError, LifecycleError
 from graphcore.interop import cuda_core
@@ -37,5 +38,6 @@ def raw_handle(obj: Any) -> GraphHandle:
         raise CacheTypeError(
             "graph: expected a torch.cuda.CUDAGraph(keep_graph=True), a cuda.core GraphDefinition "
             f"or GraphBuilder, a CUgraph or an int handle; got {type(obj).__name__}"
+            f"{instead(obj, 'graph')}"
         )
     return GraphHandle(handle)

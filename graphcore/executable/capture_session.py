@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import TracebackType
 from typing import Any
 
+from graphcore.advice import advises
 from graphcore.driver import CaptureMode, Driver, Stream, active
 from graphcore.driver.records import GraphHandle
 from graphcore.errors import CaptureError, CudaError, LifecycleError
@@ -41,6 +42,7 @@ from graphcore.interop.torch_collectives import watching_collectives
 _log = logging.getLogger("graphcore")
 
 
+@advises
 class Capture(NotCopied):
     """One capture: made by :func:`capture`, used as a context manager, once.
 

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+from graphcore.advice import instead
 from graphcore.driver import CaptureMode, Driver
 from graphcore.errors import CacheTypeError, ConfigurationError
 from graphcore.executable.capture_options import LegacyWork
@@ -97,7 +98,9 @@ def capture_function(
         CaptureError: As of :func:`capture`.
     """
     if not callable(fn):
-        raise ConfigurationError(f"fn: expected a callable, got {type(fn).__name__}")
+        raise ConfigurationError(
+            f"fn: expected a callable, got {type(fn).__name__}{instead(fn, 'function')}"
+        )
     if isinstance(warmup, bool) or not isinstance(warmup, int):
         raise ConfigurationError(f"warmup: expected an int, got {warmup!r}")
     if warmup < 0:

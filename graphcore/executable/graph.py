@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from graphcore.advice import advises
 from graphcore.drawing.model import node_count
 from graphcore.driver import Driver
 from graphcore.driver.records import GraphHandle, NodeHandle, NodeKind
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 Guard = Literal["owners", "full"]
 
 
+@advises
 class Graph(NotCopied):
     """A graph. Made by :func:`capture`, :meth:`adopt`, :meth:`clone`, or from a driver's handle.
 

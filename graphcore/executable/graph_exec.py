@@ -15,6 +15,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from graphcore.advice import advises
 from graphcore.driver import Driver, Stream, active, as_stream, stream_handle
 from graphcore.driver.records import (
     CaptureState,
@@ -49,6 +50,7 @@ _live_lock = threading.Lock()
 _UNBOUND: Any = object()  # is no stream
 
 
+@advises
 class GraphExec(RebindableExec):
     """An executable. Made by :meth:`Graph.instantiate`; ``close()`` is final."""
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from graphcore.advice import advises, instead
 from graphcore.driver import Driver, active
 from graphcore.driver.records import CaptureState, StreamHandle
 from graphcore.errors import (
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 _guards: weakref.WeakSet[OutputGuard] = weakref.WeakSet()
 
 
+@advises
 class OutputGuard:
     """A handle to an output of the newest run of an executable.
 
@@ -69,7 +71,10 @@ class OutputGuard:
         written_indirectly: bool = False,
     ) -> None:
         if not isinstance(exec_, GraphExec):
-            raise CacheTypeError(f"exec_: expected a GraphExec, got {type(exec_).__name__}")
+            raise CacheTypeError(
+                f"exec_: expected a GraphExec, got {type(exec_).__name__}"
+                f"{instead(exec_, 'executable')}"
+            )
         runs = exec_.runs
         self.name = name
         parts = list(_parts(tensor, name))

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from graphcore.advice import instead
 from graphcore.driver import active, as_stream
 from graphcore.driver.emulated import EmulatedDriver
 from graphcore.driver.emulated.execution import Executable
@@ -95,7 +96,9 @@ def _category(kind: str) -> str:
 
 def _check(exec_: Any, replays: Any) -> None:
     if not isinstance(exec_, GraphExec):
-        raise CacheTypeError(f"exec_: expected a GraphExec, got {type(exec_).__name__}")
+        raise CacheTypeError(
+            f"exec_: expected a GraphExec, got {type(exec_).__name__}{instead(exec_, 'executable')}"
+        )
     if isinstance(replays, bool) or not isinstance(replays, int) or replays < 1:
         raise ConfigurationError(f"replays: expected 1 or more, got {replays!r}")
     if active.current() is not None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Literal
 
+from graphcore.advice import advises, instead
 from graphcore.driver import Driver, active
 from graphcore.driver.pairing import Outline
 from graphcore.driver.records import RawUpdate, UpdateResult
@@ -44,6 +45,7 @@ class UpdateStatus(Enum):
     REFUSED = "refused"
 
 
+@advises
 @dataclass(frozen=True, slots=True)
 class UpdateOutcome:
     """The result of ``GraphExec.update``.
@@ -183,7 +185,9 @@ def check_new_graph(driver: Driver, graph: Any) -> None:
             "happen now, and at no replay"
         )
     if not isinstance(getattr(graph, "resource", None), GraphResource):
-        raise CacheTypeError(f"graph: expected a Graph, got {type(graph).__name__}")
+        raise CacheTypeError(
+            f"graph: expected a Graph, got {type(graph).__name__}{instead(graph, 'graph')}"
+        )
     other = graph.driver
     if not same_driver(other, driver):
         raise ConfigurationError(

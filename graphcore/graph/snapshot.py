@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from graphcore.advice import instead
 from graphcore.driver.records import NodeHandle
 from graphcore.errors import CacheTypeError, ConfigurationError
 from graphcore.graph.nodes import NodeRecord
@@ -140,7 +141,9 @@ def snapshot_of(graph: Any, name: str = "graph") -> GraphSnapshot:
     read = None if isinstance(graph, type) else getattr(graph, "snapshot", None)
     found = read() if callable(read) else None
     if not isinstance(found, GraphSnapshot):
-        raise CacheTypeError(f"{name}: expected {_EXPECTED}, got {_described(graph)}")
+        raise CacheTypeError(
+            f"{name}: expected {_EXPECTED}, got {_described(graph)}{instead(graph, 'graph')}"
+        )
     return found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from graphcore.advice import advises
 from graphcore.errors import LifecycleError
 
 if TYPE_CHECKING:
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from graphcore.plan.plan import GraphPlan
 
 
+@advises
 class CompiledPlan:
     """Made by :meth:`GraphPlan.compile`. Not locked.
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from graphcore.advice import instead
 from graphcore.errors import ConfigurationError, PlanError
 from graphcore.plan.records import Embed, PlanBuffer, View
 from graphcore.plan.views import as_view
@@ -65,8 +66,8 @@ def check_embedding(what: Any, bindings: Mapping[str, Any] | None) -> Any:
 
     if not isinstance(what, Graph):
         raise ConfigurationError(
-            f"embed: expected a GraphPlan or a Graph, got {type(what).__name__}; Graph.adopt takes "
-            "graphs of other libraries"
+            "embed: expected a GraphPlan or a Graph (Graph.adopt takes graphs of other libraries), "
+            f"got {type(what).__name__}{instead(what, 'graph')}"
         )
     if bindings is not None and not (isinstance(bindings, Mapping) and not bindings):
         raise ConfigurationError("bindings: a graph that exists has its addresses already")

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
+from graphcore.advice import advises, instead
 from graphcore.driver.kernel import Kernel
 from graphcore.driver.records import LaunchConfig
 from graphcore.errors import ConfigurationError, PlanError
@@ -42,6 +43,7 @@ from graphcore.plan.views import as_view
 from graphcore.plan.ways import PlanWays
 
 
+@advises
 class GraphPlan(PlanWays, PlanForms):
     """A plan of a CUDA graph: symbolic buffers, and nodes that say what they read and write.
 
@@ -371,6 +373,9 @@ def _check(value: Any, kind: type, field: str) -> Any:
 
 def _name_of(function: Any) -> str:
     if not callable(function):
-        raise ConfigurationError(f"function: expected a callable, got {type(function).__name__}")
+        raise ConfigurationError(
+            f"function: expected a callable, got {type(function).__name__}"
+            f"{instead(function, 'function')}"
+        )
     name = getattr(function, "__name__", None) or type(function).__name__
     return "function" if name == "<lambda>" else str(name)

@@ -16,6 +16,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, SupportsIndex
 
+from graphcore.advice import advises
 from graphcore.driver import active
 from graphcore.errors import (
     CacheTypeError,
@@ -61,6 +62,7 @@ class Rings(Protocol):
     def ring(self) -> None: ...
 
 
+@advises
 class Buffer:
     """Device memory with a layout. Made by :meth:`allocate` or :meth:`view`. Not locked.
 
@@ -72,6 +74,11 @@ class Buffer:
     __slots__ = ("__weakref__", "_alarms", "_ref", "_shared", "driver")
 
     def __init__(self, ref: TensorRef, driver: Driver | None = None) -> None:
+        if not isinstance(ref, TensorRef):
+            raise CacheTypeError(
+                f"ref: expected a TensorRef, got {type(ref).__name__}; Buffer.allocate makes "
+                "memory, and Buffer.view shows that of a tensor"
+            )
         self._ref: TensorRef | None = ref
         self._shared: object = None  # memory that array interfaces have given away
         self._alarms: weakref.WeakSet[Rings] | None = None

@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
+from graphcore.advice import instead
 from graphcore.errors import ConfigurationError
 from graphcore.executable import GraphExec
 from graphcore.executable.memory_report import in_words
@@ -38,7 +39,9 @@ def capture_all(
 ) -> dict[Hashable, GraphExec | EagerExec]:
     """As :meth:`GraphCache.capture_all` says."""
     if not callable(fn):
-        raise ConfigurationError(f"fn: expected a callable, got {type(fn).__name__}")
+        raise ConfigurationError(
+            f"fn: expected a callable, got {type(fn).__name__}{instead(fn, 'function')}"
+        )
     if "family" in options:
         raise ConfigurationError(
             "family: expected none in capture_all, whose keys each have an executable of their "

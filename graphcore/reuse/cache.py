@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, get_args
 
+from graphcore.advice import advises, instead
 from graphcore.driver import Driver
 from graphcore.errors import CaptureError, ConfigurationError, LifecycleError
 from graphcore.executable import Graph, GraphExec, capture_function
@@ -38,6 +39,7 @@ from graphcore.reuse.thrash import Churn, Thrash
 _log = logging.getLogger("graphcore")
 
 
+@advises
 class GraphCache(RenewableCache):
     """Executables by key: captured at the first miss, launched again at every hit.
 
@@ -152,7 +154,9 @@ class GraphCache(RenewableCache):
         """
         self._refuse_closed()
         if not callable(fn):
-            raise ConfigurationError(f"fn: expected a callable, got {type(fn).__name__}")
+            raise ConfigurationError(
+                f"fn: expected a callable, got {type(fn).__name__}{instead(fn, 'function')}"
+            )
         stream = None
         if capture_options:
             self._refuse_options(capture_options)
@@ -188,7 +192,10 @@ class GraphCache(RenewableCache):
         """
         self._refuse_closed()
         if not callable(build):
-            raise ConfigurationError(f"build: expected a callable, got {type(build).__name__}")
+            raise ConfigurationError(
+                f"build: expected a callable, got {type(build).__name__}"
+                f"{instead(build, 'function')}"
+            )
         driver = self._driver or choose_driver()
 
         def make(_pool: MemoryPool | None, _stream: Any) -> Graph:

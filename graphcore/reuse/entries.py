@@ -11,6 +11,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from graphcore.advice import instead
 from graphcore.driver import Driver
 from graphcore.errors import CacheTypeError, ConfigurationError, CudaError
 from graphcore.executable import Graph, GraphExec
@@ -124,7 +125,10 @@ class Retired:
 def checked_graph(graph: Any, driver: Driver) -> Graph:
     """``graph``, if it is one of ``driver``'s."""
     if not isinstance(graph, Graph):
-        raise CacheTypeError(f"build: expected it to give a Graph, got {type(graph).__name__}")
+        raise CacheTypeError(
+            f"build: expected it to give a Graph, got {type(graph).__name__}"
+            f"{instead(graph, 'graph')}"
+        )
     if not same_driver(graph.driver, driver):
         raise ConfigurationError(
             f"build: expected a graph of driver {driver.name}:{driver.device}, got one of "
