@@ -94,6 +94,18 @@ def test_every_module_imports_on_its_own_and_says_what_it_owns(module):
     assert importlib.import_module(module).__doc__
 
 
+def test_what_makes_html_has_the_same_name_everywhere():
+    names = {
+        name
+        for module in MODULES
+        for cls in vars(importlib.import_module(module)).values()
+        if inspect.isclass(cls) and cls.__module__ == module
+        for name in vars(cls)
+        if "html" in name and not name.startswith("_") and inspect.isroutine(vars(cls)[name])
+    }
+    assert names == {"to_html", "to_html_page"}
+
+
 def test_the_version_is_that_of_the_distribution():
     assert importlib.metadata.version("graphcore-cuda") == graphcore.__version__
 

@@ -124,7 +124,7 @@ def moe(options: MoEOptions) -> int:
         report = reuse.report(decode=decode, trace=trace, staged=model.staged_totals())
     plain = _without_graphs(model, requests, options.tokens, driver)
     if options.report is not None:
-        write_page(options.report, report.html(), "--report")
+        write_page(options.report, report.to_html_page(), "--report")
         say(f"the report as a page: {options.report}")
     if options.trace is not None:
         assert trace is not None

@@ -186,7 +186,7 @@ class ReuseReport:
 
         return document(self)
 
-    def html(self) -> str:
+    def to_html_page(self) -> str:
         """One self-contained page."""
         return self.document().to_html_page()
 

@@ -161,14 +161,14 @@ def test_a_reuse_without_a_pool_or_a_step_has_a_report_too(graphcore_driver: Dri
     report = scene.reuse.report()
     assert (report.hit_rate, report.groups, report.counters.calls) == (None, (), 0)
     assert "no pool of slots" in str(report)
-    assert "gc-stack" not in report.html().split("</style>")[1]
+    assert "gc-stack" not in report.to_html_page().split("</style>")[1]
 
 
 def test_a_hostile_name_of_a_graph_stays_a_name(graphcore_driver: Driver) -> None:
     scene = Scene(graphcore_driver)
     scene.lane(name=HOSTILE).run()
     report = scene.reuse.report()
-    for markup in (report.html(), report._repr_html_()):
+    for markup in (report.to_html_page(), report._repr_html_()):
         assert "<script" not in markup
         assert "&lt;script&gt;alert(1)&lt;/script&gt;" in markup
     assert HOSTILE in str(report)
@@ -179,7 +179,7 @@ def test_page_and_fragment_show_what_the_text_says(form: str, graphcore_driver: 
     scene = Scene(graphcore_driver)
     scene.lane().kinds(4)
     report = scene.reuse.report()
-    markup = report.html() if form == "page" else report._repr_html_()
+    markup = report.to_html_page() if form == "page" else report._repr_html_()
     for heading in ("Outcomes", "Time of a call", "Variants", "Experts by group"):
         assert heading in markup
         assert heading in str(report)
@@ -209,4 +209,4 @@ def test_a_reason_of_many_groups_is_cut_on_the_page_and_whole_in_the_values(
     assert line.detail == lane.step.obstacle
     assert line.detail not in str(report)
     assert "group 5 will not" in str(report)
-    assert "more characters" in report.html()
+    assert "more characters" in report.to_html_page()

@@ -214,7 +214,7 @@ def test_the_report_has_device_times_of_a_trace(graphcore_driver: Driver) -> Non
     assert f"{seconds / calls * 1e6:.1f}" in text
     assert f" {report.overlap.ahead} of {report.overlap.steps}\n" in text
     assert "of it while the step before ran" in text
-    assert "Why steps were not queued ahead" in report.html()
+    assert "Why steps were not queued ahead" in report.to_html_page()
 
 
 # ---- its form ------------------------------------------------------------------------------------
