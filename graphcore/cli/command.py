@@ -25,9 +25,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: Arguments after the program's name; None takes the process's.
 
     Returns:
-        The exit status: 0, 1 where the subcommand says no (unequal tokens, something missing), 2
-        for an error of ours or of the arguments, 130 after Ctrl-C, 141 where the reader of the
-        output has gone.
+        The exit status: 0, 1 where the subcommand says no (unequal tokens, something missing, a
+        plan with a race that was to be checked), 2 for an error of ours or of the arguments, 130
+        after Ctrl-C, 141 where the reader of the output has gone.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     logging.basicConfig(format="graphcore: %(message)s", level=logging.WARNING)
@@ -71,6 +71,7 @@ def _run(options: argparse.Namespace) -> int:
                 subject=options.subject,
                 output=options.output,
                 diff=options.diff,
+                check=options.check,
                 text=options.text,
                 full=options.full,
                 open=options.open,
@@ -171,6 +172,11 @@ def _add_inspect_arguments(inspect: argparse.ArgumentParser) -> None:
     add("subject", metavar="FILE|module:function", help="what to look at")
     add("-o", "--output", type=Path, metavar="PAGE", help="default: named after the subject")
     add("--diff", metavar="OTHER", help="compare two graphs or snapshots; exit status 1: different")
+    add(
+        "--check", action="store_true",
+        help="print what keeps a plan from being built (races); exit status 1: something does; no "
+        "page without -o",
+    )  # fmt: skip
     add("--text", action="store_true", help="print a table; no page without -o")
     add("--full", action="store_true", help="show every node, not folded past 200")
     add("--open", action="store_true", help="open the page in a browser")

@@ -30,6 +30,7 @@ from graphcore.plan.plan import GraphPlan
 from graphcore.plan.serial import FORMAT as PLAN
 from graphcore.resources.fingerprint import fingerprint
 
+NO_PROBLEM = "nothing keeps it from being built"
 _EXPECTED = "a Graph, GraphSnapshot, GraphPlan or GraphDiff"
 
 
@@ -54,8 +55,19 @@ class Subject:
         if isinstance(self.value, GraphSnapshot):
             sections = snapshot_sections(self.value, fingerprint(self.value))
         elif isinstance(self.value, GraphPlan):
-            sections = [("Plan", plan_facts(self.value)), ("Validation", problems(self.value))]
+            sections = [
+                ("Plan", plan_facts(self.value)),
+                ("Validation", "\n".join(self.problems()) or NO_PROBLEM),
+            ]
         return self.drawing().to_html_page(self.name, sections, full=full)
+
+    def problems(self) -> list[str]:
+        """What keeps the plan from being built; ConfigurationError for what is no plan."""
+        if isinstance(self.value, GraphPlan):
+            return list(map(str, self.value.validate()))
+        raise ConfigurationError(
+            f"{self.name}: expected a plan to check, got {_described(self.value)}"
+        )
 
     def snapshot(self) -> GraphSnapshot:
         """Itself as a snapshot; ConfigurationError for what is none."""
@@ -75,11 +87,6 @@ def plan_facts(plan: GraphPlan) -> dict[str, str]:
         shape = "x".join(map(str, buffer.shape)) or "scalar"
         facts[buffer.name] = f"{buffer.dtype} {shape}, {buffer.nbytes} bytes, {buffer.origin}"
     return facts
-
-
-def problems(plan: GraphPlan) -> str:
-    """What keeps a plan from being built, one a line."""
-    return "\n".join(map(str, plan.validate())) or "nothing keeps it from being built"
 
 
 def load(text: str, *, driver: str | None, warmup: int) -> Subject:

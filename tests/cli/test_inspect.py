@@ -72,6 +72,13 @@ def plan():
     plan.memset(b, 0, after=())
     return plan
 
+def ordered_plan():
+    plan = graphcore.GraphPlan("two steps")
+    a, b = plan.buffer("a", (64,), "float32"), plan.buffer("b", (64,), "float32")
+    plan.launch(add, LaunchConfig((1, 1, 1), (32, 1, 1)), a, b, 64)
+    plan.memset(b, 0)
+    return plan
+
 class Kind:
     @staticmethod
     def step():
@@ -170,6 +177,53 @@ def test_a_plan_is_drawn_with_its_buffers_and_what_is_wrong_with_it(folder: Path
     (folder / "plan.json").write_text(plan.to_json())
     assert run("plan.json", "-o", "saved.html") == 0
     assert (folder / "saved.html").read_text() == page.replace("work_of_a_test:plan", "plan.json")
+
+
+def test_a_plan_with_a_race_fails_its_check_and_one_without_passes(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("work_of_a_test:plan", "--check") == 1
+    told = capsys.readouterr().out
+    assert told.startswith("race: ")
+    plan = sys.modules["work_of_a_test"].plan()
+    assert told.splitlines() == [str(problem) for problem in plan.validate()]
+    (folder / "racy.json").write_text(plan.to_json())
+    assert run("racy.json", "--check") == 1
+    assert capsys.readouterr().out == told
+    assert run("work_of_a_test:ordered_plan", "--check") == 0
+    assert capsys.readouterr().out == "nothing keeps it from being built\n"
+    assert not list(folder.glob("*.html"))  # what CI runs leaves nothing behind
+
+
+def test_a_check_draws_as_well_where_that_is_asked(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("work_of_a_test:plan", "--check", "--text", "-o", "page.html") == 1
+    told = capsys.readouterr().out
+    assert told.startswith("race: ")
+    assert "set b" in told.partition("\n")[2]
+    assert "<h2>Validation</h2><pre>race: " in (folder / "page.html").read_text()
+    # without --check it is looked at, and that went well
+    assert run("work_of_a_test:plan", "-o", "page.html") == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["work_of_a_test:snapshot"], "expected a plan to check, got a GraphSnapshot"),
+        (["work_of_a_test:step"], "expected a plan to check, got a Graph"),
+        (
+            ["work_of_a_test:snapshot", "--diff", "work_of_a_test:thing"],
+            "--check: expected none with --diff",
+        ),
+    ],
+    ids=["snapshot", "captured function", "comparison"],
+)
+def test_what_is_no_plan_cannot_be_checked(
+    folder: Path, arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(*arguments, "--check") == 2
+    assert said in capsys.readouterr().err
 
 
 def test_a_page_can_show_every_node(folder: Path) -> None:
