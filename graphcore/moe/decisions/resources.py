@@ -79,8 +79,8 @@ class GroupResources:
         tables: (name, address) of every table of its slots, :data:`SLOT_TABLES` among them.
         plan_buffer: Address of what the route plan writes.
         plan_bytes: Its size.
-        bank_descriptors: Address of what the gather reads about banks.
-        auxiliary_array: Address of what it reads about auxiliaries.
+        bank_descriptors: Address of what the gather reads about banks; 0: its arguments say it.
+        auxiliary_array: Address of what it reads about auxiliaries; 0: its arguments say it.
         auxiliary_count: How many those are.
         miss_values: Values that it copies for each missing expert.
         banks: In the order of the manifest.
@@ -120,7 +120,7 @@ class Resources:
         device: Ordinal of the device that the graph runs on.
         rank: Of the process among those that share the experts.
         groups: In the order of the model.
-        transfer_counter: Address of a counter of copied bytes; 0 without one.
+        transfer_counter: Address of a counter of copied bytes; 0: tables of the groups count.
         ranks: How many processes share the experts.
     """
 

@@ -16,7 +16,7 @@ class RouteWitness:
         source: Identity of the tensor that it is a view of; the ids themselves where it is none.
         address: Of the first id.
         buffer: Identity of the memory that it lies in.
-        view_offset: Bytes from the start of the source.
+        view_offset: Bytes from the start of the source, where a torch tensor is a view of it.
         dtype: Element type.
         extents: Elements.
         strides: Bytes.

@@ -25,7 +25,7 @@ class Capability:
         location: Of the source.
         row_semantics: What the rows are to each other; None without a certificate.
         source_type: Element type of the source.
-        source_flags: Whatever else is said of it.
+        source_flags: What else is said of it, in bits; 0: nothing.
         input_type: Element type of what is multiplied.
         output_type: Element type of the product.
         tokens: Rows of the step.

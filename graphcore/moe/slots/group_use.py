@@ -98,9 +98,15 @@ class GroupUse:
             source=owner,
             address=ref.address,
             buffer=owner,
-            view_offset=0,
+            view_offset=_view_offset(self.ids, ref),
             dtype=ref.dtype,
             extents=ref.shape,
             strides=tuple(step * ref.itemsize for step in ref.strides),
             uses=self.uses,
         )
+
+
+def _view_offset(ids: Any, ref: TensorRef) -> int:
+    """Bytes from the start of the memory that a torch tensor views; 0 of what does not tell it."""
+    offset = getattr(ids, "storage_offset", None)
+    return offset() * ref.itemsize if callable(offset) else 0

@@ -14,6 +14,7 @@ from graphcore.moe.decisions.resources import (
     Resources,
 )
 from graphcore.moe.manifests.capability import Capability
+from graphcore.moe.manifests.names import Location
 from graphcore.moe.manifests.ownership import Ownership, Transaction
 from graphcore.moe.slots.pool_bank import PoolBank
 from graphcore.moe.slots.slot_pool import SlotPool
@@ -40,6 +41,8 @@ def pool_resources(
         device=place.device,
         rank=place.rank,
         ranks=place.ranks,
+        # bytes are counted by misses, in the table "totals" of each group, which has its field
+        transfer_counter=0,
         groups=tuple(
             _group(pool, sighted, planned.sighting.capabilities, key, place, stream)
             for sighted, planned, stream in zip(groups, plan.groups, place.streams, strict=True)
@@ -75,7 +78,8 @@ def _group(
         tables=tuple((name, each.address) for name, each in slots.tables.tensors.items()),
         plan_buffer=0 if made is None else made.plan_buffer.address,
         plan_bytes=0 if made is None else made.plan_buffer.nbytes,
-        # the gather has its banks, scales and biases too, among its arguments by value
+        # a design that hands these over in arrays on the device has their addresses here; our
+        # gather has its banks, scales and biases too, among its arguments by value
         bank_descriptors=0,
         auxiliary_array=0,
         auxiliary_count=len(auxiliaries),
@@ -101,7 +105,7 @@ def _auxiliary(bank: PoolBank, generation: int) -> AuxiliaryResources:
         tensor=bank.name,
         source=bank.source.address,
         role=bank.role,
-        resident=0,
+        resident=bank.source.address if bank.location is Location.DEVICE else 0,
         nbytes=bank.source.nbytes,
         generation=generation,
     )

@@ -103,7 +103,7 @@ def capability_of(
         location=bank.location,
         row_semantics=None if certificate is None else certificate.row_semantics,
         source_type=bank.source.dtype,
-        source_flags=0,
+        source_flags=0,  # banks have none: what is not active is not served
         input_type=use.input_type or bank.source.dtype,
         output_type=use.input_type or bank.source.dtype,
         tokens=use.rows,
