@@ -8,8 +8,10 @@ from typing import Any
 import torch
 from helpers.tensors import filled, replay
 
+import graphcore
 from graphcore import EagerExec, GraphCache, GraphExec
 from graphcore.driver import Driver
+from graphcore.driver.emulated import EmulatedDriver
 
 
 class Steps:
@@ -63,3 +65,8 @@ def reasons(cache: GraphCache) -> list[str]:
 def state_of(cache: GraphCache) -> Any:
     """What a call that raises must not change."""
     return cache.keys(), cache.bytes, len(cache)
+
+
+def foreign_graph() -> graphcore.Graph:
+    """A graph of another driver than any test's."""
+    return graphcore.capture_function(lambda: None, driver=EmulatedDriver())
