@@ -288,12 +288,12 @@ class GraphExec(RebindableExec):
         self._refusal = CLOSED
         self._unbind()
         self._current.close()
-        self._resource.close()
         self._stop_listening()
         self._known_switches.forget()
         self._switches = {}
         self._owners = OwnerSet()
         self._graph = self._copy = None
+        self._resource.close()  # last: Ctrl-C in the destroy must leave nothing held
 
     def __enter__(self) -> GraphExec:
         return self

@@ -169,7 +169,8 @@ def _destroy(what: str, destroy: Callable[[Any], None], handle: int, keep: Keep 
         destroy(handle)
     except GraphcoreError as error:
         warnings.warn(f"while destroying {what}: {error}", GraphcoreWarning, stacklevel=2)
-    if keep is not None:
-        held, source = keep
-        source.live -= 1
-        held.drop()
+    finally:  # also after Ctrl-C, or where a filter makes the warning an error
+        if keep is not None:
+            held, source = keep
+            source.live -= 1
+            held.drop()

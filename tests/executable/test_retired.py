@@ -6,10 +6,12 @@ import gc
 import threading
 import weakref
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
 from helpers.contract import Bench
+from helpers.every_fault import interrupts_instead
 from helpers.kernels import fill_value
 from helpers.spinning import MILLISECOND, spin
 from helpers.tensors import cuda_driver
@@ -20,6 +22,7 @@ from graphcore.driver.emulated import EmulatedDriver
 from graphcore.driver.records import KernelParams
 from graphcore.executable.retired import release_finished
 from graphcore.resources.lifetime import OwnerSet
+from graphcore.testing import inject
 
 
 class Owner:
@@ -103,6 +106,33 @@ def test_a_close_keeps_the_owners_until_the_last_launch_has_run(late: Bench) -> 
     late.driver.has_happened = True  # type: ignore[attr-defined]
     # making another executable looks again
     filling(late, 1).instantiate()
+    gc.collect()
+    assert watch() is None
+
+
+@pytest.mark.parametrize("fault", ["Ctrl-C", "a warning that is an error"])
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_where_the_destroy_fails_the_owners_still_wait_for_the_last_launch(
+    late: Bench, fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner = Owner()
+    watch = weakref.ref(owner)
+    graph = filling(late, 1, owner)
+    executable = graph.instantiate()
+    executable.launch(late.stream)
+    del owner
+    graph.keep(OwnerSet())
+    if fault == "Ctrl-C":
+        interrupts_instead(monkeypatch)
+    # the filter of this suite makes the warning of a failed destroy an error
+    with inject(late.driver, "destroy_exec") as injected, suppress(KeyboardInterrupt):
+        executable.close()
+    assert injected.fired == 1
+    gc.collect()
+    assert watch() is not None, "the launch still runs"
+    assert graph.resource.live == 0
+    late.driver.has_happened = True  # type: ignore[attr-defined]
+    release_finished()
     gc.collect()
     assert watch() is None
 
