@@ -139,12 +139,14 @@ class Generating(Prompting):
     def _tokens(
         self, max_new_tokens: int, eos: tuple[int, ...], generation: int
     ) -> Generator[torch.Tensor]:
-        finished = torch.zeros(self._step.forward.rows, dtype=torch.bool, device="cpu")
+        finished: torch.Tensor | None = None
         ends = torch.tensor(eos, dtype=torch.int64, device="cpu")
         for _ in range(max_new_tokens):
             if generation != self._generation:
                 raise LifecycleError("stream: another generation has begun on this runner")
             ids = self.replay().to("cpu", copy=True)
+            if finished is None:  # some rows are from the beginning: those that pad a bucket
+                finished = self._step.finished.to("cpu", copy=True)
             yield ids
             # not in place: it may have been made in inference mode, which may have ended
             finished = finished | torch.isin(ids, ends)

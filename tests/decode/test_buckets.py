@@ -181,6 +181,17 @@ def test_a_stream_gives_the_real_rows_alone(made: DecodeBuckets) -> None:
     assert torch.equal(runner.generate(full, NEW), eager_tokens(model_of(made), full, NEW))
 
 
+def test_a_stream_ends_with_its_real_rows_whatever_pads_the_others(made: DecodeBuckets) -> None:
+    prompt = prompt_for(made, 3, 5)
+    chosen = eager_tokens(model_of(made), prompt, NEW)[:, 5:]
+    ends = sorted({int(each) for each in chosen[:, 1]})  # every row ends at its second token
+    pad = next(each for each in range(50) if each not in ends)
+    streamed = list(made.stream(prompt, NEW, eos_token_id=ends, pad_token_id=pad))
+    expected = made.generate(prompt, NEW, ends, pad, poll_every=1).new_ids
+    assert torch.equal(torch.stack(streamed, dim=1).to(expected.device), expected)
+    assert len(streamed) <= 2 < NEW
+
+
 def _logits_with_row_poisoned(made: DecodeBuckets, row: int | None) -> torch.Tensor:
     """All logits of the real rows of a batch of 3 in the bucket of 4."""
     prompt = prompt_for(made, 3, 5)
