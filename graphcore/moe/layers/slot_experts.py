@@ -113,11 +113,11 @@ class SlotExperts(torch.nn.Module):
             raise LifecycleError(
                 f"experts of {self.products.name}: expected an open pool, got one that was closed"
             )
-        sizes, scratch_bytes = self._sizes_of(x, ids, weights)
         bound = self._bound.get(ids.shape)
         if bound is not None and not bound.is_current:  # the pool has grown: whose step it was asks
             del self._bound[ids.shape]
             bound = None
+        sizes, scratch_bytes = self._sizes_of(x, ids, weights, is_bound=bound is not None)
         if bound is not None:
             ids = bound.take(ids)
         x, ids, weights = _dense(x), _dense(ids), _dense(weights)
@@ -177,12 +177,12 @@ class SlotExperts(torch.nn.Module):
     # ---- inside ---------------------------------------------------------------------------------
 
     def _sizes_of(
-        self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor
+        self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, *, is_bound: bool
     ) -> tuple[ProductsSizes, int]:
         if self._serial != self.products.pool.serial:
             self._known, self._serial = {}, self.products.pool.serial
         key = (x.shape, ids.shape, weights.shape, x.dtype, ids.dtype, weights.dtype, x.device,
-               ids.device, weights.device, self.products.leaves_slots_alone)  # fmt: skip
+               ids.device, weights.device, self.products.leaves_slots_alone, is_bound)  # fmt: skip
         found = self._known.get(key)
         if found is None:
             self._check(x, ids, weights)
@@ -191,8 +191,8 @@ class SlotExperts(torch.nn.Module):
             )
             if len(self._known) > 1000:
                 self._known.clear()
-            if ids.dtype is not torch.int64 and ids.shape in self._bound:
-                sizes = replace(sizes, ids="int64")
+            if is_bound:
+                sizes = replace(sizes, ids="int64")  # as they lie in their place
             found = self._known[key] = (sizes, self.products.scratch_bytes(sizes))
         return found
 
@@ -210,6 +210,8 @@ class SlotExperts(torch.nn.Module):
             _expect(f"{name}.device", str(tensor.device) == device, device, tensor.device)
             _expect(f"{name}.shape", tensor.dim() == 2 and tensor.shape[:1] == rows,
                     "[rows, ...] of as many rows", tuple(tensor.shape))  # fmt: skip
+        _expect("top_k_index.shape", ids.shape[1] > 0, "[rows, top_k] of an expert or more",
+                tuple(ids.shape))  # fmt: skip
         _expect("hidden_states.shape", x.shape[1] == sizes.hidden, f"[rows, {sizes.hidden}]",
                 tuple(x.shape))  # fmt: skip
         _expect("top_k_weights.shape", weights.shape == ids.shape, tuple(ids.shape),

@@ -97,6 +97,20 @@ def test_rows_that_lie_strided_or_askew_are_read_as_they_are(graphcore_driver: D
     assert torch.equal(layer.experts(askew, ids, weights), wanted)
 
 
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
+def test_ids_of_a_shape_that_is_bound_later_are_read_as_they_lie_then(
+    graphcore_driver: Driver, dtype: torch.dtype
+) -> None:
+    layer = Layer(graphcore_driver, slots=6)
+    x, ids, weights = layer.step(3)
+    wanted = layer.experts(x, ids, weights)
+    assert torch.equal(layer.experts(x, ids.to(dtype), weights), wanted)
+    layer.experts.bind(3, TOP_K)
+    assert torch.equal(layer.experts(x, ids.to(dtype), weights), wanted)
+    layer.handle.pool.grow(8)  # not bound any more
+    assert torch.equal(layer.experts(x, ids.to(dtype), weights), wanted)
+
+
 def test_no_rows_are_no_work(graphcore_driver: Driver) -> None:
     layer = Layer(graphcore_driver)
     x, ids, weights = layer.step(1)
@@ -110,6 +124,7 @@ BAD: dict[str, tuple[Any, str]] = {
     "weights of another type": (lambda x, i, w: (x, i, w.double()), "top_k_weights.dtype"),
     "columns": (lambda x, i, w: (x[:, :32], i, w), r"hidden_states.shape: expected \[rows, 64\]"),
     "rows": (lambda x, i, w: (x, i[:1], w), "top_k_index.shape"),
+    "no experts": (lambda x, i, w: (x, i[:, :0], w[:, :0]), "top_k_index.shape"),
     "three axes": (lambda x, i, w: (x[None], i, w), "hidden_states.shape"),
     "fewer weights": (lambda x, i, w: (x, i, w[:, :1]), "top_k_weights.shape"),
     "another device": (lambda x, i, w: (x.to("meta"), i, w), "hidden_states.device"),
