@@ -210,7 +210,7 @@ class StaticInputs(Mapping[str, Any]):
         if write.source is None:
             assert write.pattern is not None
             fill_memory(self.driver, stream, target.address, target.size, write.pattern)
-        elif write.source.address != target.address or not target.size:
+        elif write.source != target or not target.size:  # else it lies there already
             if write.keep is not None:
                 active.keep(write.keep)  # a copy that is captured reads its source at each replay
             write_corner(self.driver, stream, target, write.source, write.pattern, write.memory)

@@ -197,6 +197,17 @@ def test_a_static_tensor_given_to_itself_stays_and_a_view_of_it_is_moved(
     assert host(target).tolist() == [1, 2, 3, 0]
 
 
+@pytest.mark.parametrize("real", [0, 1, 4])
+def test_the_first_elements_of_a_static_tensor_given_to_it_are_followed_by_the_fill_value(
+    real: int,
+) -> None:
+    target = numpy.arange(1.0, 5.0)  # an empty part of it has its address, which torch's has not
+    inputs = StaticInputs({"x": target}, fill={"x": -1}, driver=EmulatedDriver())
+    inputs.copy_(x=target[:real])
+    inputs.driver.synchronize()
+    assert target.tolist() == [1, 2, 3, 4][:real] + [-1] * (4 - real)
+
+
 @pytest.mark.parametrize(
     ("left", "right"),
     [
