@@ -17,6 +17,7 @@ import torch
 from graphcore.decode import decoder_stack
 from graphcore.decode.capture_lane import CaptureLane
 from graphcore.decode.compiled_step import Compile, CompiledStep
+from graphcore.decode.model_settings import ModelSettings
 from graphcore.decode.number_tensors import numbers_filled
 from graphcore.decode.one_launch import OneLaunch
 from graphcore.decode.step import DecodeStep
@@ -28,11 +29,26 @@ _warmup_steps = 2
 
 
 class CapturedStep:
-    """Graph and executable of one decode step, and its loop once that was asked for; owns them."""
+    """Graph and executable of one decode step, and its loop once that was asked for; owns them.
 
-    def __init__(self, graph: Graph, executable: GraphExec, model: Any) -> None:
+    Args:
+        graph: Of the step.
+        executable: Made from it.
+        model: That was captured.
+        before: Its settings right before the forwards of warm-up and capture.
+
+    Attributes:
+        settings: Those of the model that the graph has baked in.
+    """
+
+    def __init__(
+        self, graph: Graph, executable: GraphExec, model: Any, before: ModelSettings
+    ) -> None:
         self.graph = graph
         self.executable = executable
+        self.settings = ModelSettings(model)
+        # a counter, or the newest hidden states: not what the graph was made from
+        self.settings.leave_out(before.changes(self.settings))
         # the graph keeps them: an id stands for one tensor
         self._weights = {name: id(weight) for name, weight in _weights_of(model).items()}
         self._loop: OneLaunch | None = None
@@ -70,12 +86,15 @@ class CapturedStep:
         if self._loop is not None:
             self._loop.mark_stale(how, name)
 
-    def what_changed(self, model: Any, named: Iterable[tuple[str, torch.Tensor]]) -> str | None:
+    def what_changed(
+        self, model: Any, named: Iterable[tuple[str, torch.Tensor]], settings: ModelSettings
+    ) -> str | None:
         """The first thing the step would use now that is not what the graph uses; None: nothing.
 
         Args:
             model: Whose weights and buffers count.
             named: Name and tensor of every static buffer.
+            settings: Of the model, now.
         """
         moved = self.executable.check()
         if moved:
@@ -90,7 +109,8 @@ class CapturedStep:
             if id(weight) not in known or is_elsewhere:
                 return f"model.{name}: another tensor"
         # what was taken out changes the step too: an adapter, a bias
-        return next((f"model.{name}: gone" for name in self._weights if name not in weights), None)
+        gone = next((f"model.{name}: gone" for name in self._weights if name not in weights), None)
+        return gone or self.settings.first_change(settings)
 
     def rebind(self, buffers: Mapping[str, torch.Tensor]) -> RebindOutcome:
         """Makes the step work on other ``buffers``, by the names that were given at capture.
@@ -139,7 +159,7 @@ def capture_step(
     held, reached = cache.seen_tokens, cache._state.reached
     at = min(held, cache.max_seq_len - 1)  # a full cache has no free slot to warm up in
     slot = cache.saved_slot(at)
-    saved = step.saved()
+    saved, settings = step.saved(), ModelSettings(model)
     capturing = lane.capture()
     compiled = None if compile_how is False else CompiledStep(step, compile_how)
 
@@ -164,7 +184,8 @@ def capture_step(
         cache.restore_slot(at, slot)
         cache.seek(held)
         cache._state.reached = reached
-    return CapturedStep(capturing.graph, capturing.graph.instantiate(guard="owners"), model)
+    executable = capturing.graph.instantiate(guard="owners")
+    return CapturedStep(capturing.graph, executable, model, settings)
 
 
 def _weights_of(model: Any) -> dict[str, torch.Tensor]:

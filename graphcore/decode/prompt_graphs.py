@@ -19,6 +19,7 @@ from graphcore.decode.capture_lane import CaptureLane
 from graphcore.decode.captured_step import CapturedStep, named_modules
 from graphcore.decode.forward import Forward
 from graphcore.decode.guidance import GuidedForward
+from graphcore.decode.model_settings import ModelSettings
 from graphcore.decode.number_tensors import numbers_filled
 from graphcore.decode.static_cache import StaticKVCache
 from graphcore.decode.surroundings import holds, surroundings
@@ -71,7 +72,7 @@ class PromptGraphs:
     # ---- for those that forward pieces ----------------------------------------------------------
 
     def look(self, forward: Forward) -> None:
-        """Gives back graphs of buffers or weights that the forward would not use now."""
+        """Gives back graphs of buffers, weights or settings that the forward has not now."""
         if not self._variants:
             return
         self._variants.look(lambda: self._named(forward).items(), forward.model)
@@ -119,7 +120,7 @@ class PromptGraphs:
         begin: Callable[[], object],
     ) -> CapturedStep:
         """Forwards the piece for real, and captures the same."""
-        capturing = self._lane.capture()
+        capturing, settings = self._lane.capture(), ModelSettings(forward.model)
         made: list[torch.Tensor] = []
         capturing.warm_up(lambda: made.append(run(tokens)), 1)
         buffer = self._logits
@@ -139,7 +140,7 @@ class PromptGraphs:
                 capturing.keep(kept, label)
             buffer.copy_(run(tokens))
         executable = capturing.graph.instantiate(guard="owners")
-        return CapturedStep(capturing.graph, executable, forward.model)
+        return CapturedStep(capturing.graph, executable, forward.model, settings)
 
     def _kept(self, forward: Forward) -> dict[str, object]:
         """What else the graph keeps alive, by label."""
@@ -184,7 +185,7 @@ class AllPromptGraphs:
             each.use(cache, difference)
 
     def look(self, forward: Forward) -> None:
-        """Gives back graphs of buffers or weights that the forward would not use now.
+        """Gives back graphs of buffers, weights or settings that the forward has not now.
 
         Those that its prompt has captured again since stay.
         """

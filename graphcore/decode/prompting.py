@@ -23,6 +23,7 @@ from graphcore.decode.compiled_step import Compile
 from graphcore.decode.exchanging import Exchanging
 from graphcore.decode.forwards import check_continues, checked_prompt
 from graphcore.decode.guarding import Guarding
+from graphcore.decode.model_settings import ModelSettings
 from graphcore.decode.prompt import Prompt
 from graphcore.decode.sampling import check_seed
 from graphcore.decode.static_cache import StaticKVCache
@@ -96,6 +97,9 @@ class Prompting(Guarding, Exchanging):
         self._generation += 1
         self.cache.taken_over(self)
         self._disarm("the prompt is being forwarded")
+        # where nothing is captured yet: what the prompt's forward changes itself is found out once
+        is_first = not self._variants and self._eager_reason() is None
+        before = ModelSettings(self._step.forward.model) if is_first else None
         try:
             with self._state.written_by(self):
                 with torch.no_grad():
@@ -103,7 +107,7 @@ class Prompting(Guarding, Exchanging):
                     self._step.prefill(checked)
                     self.captures += self._prompt_graphs.new_captures()
                     self._prompt_is_written()
-                self._captured = None if self._eager_reason() else self._captured_variant()
+                self._captured = None if self._eager_reason() else self._captured_variant(before)
                 # last: where the prompt or the capture fails, it is not part of what goes on
                 self._step.sampler.begin(
                     checked.ids, checked.mask, seed=checked.seed, continues=start > 0
@@ -124,8 +128,11 @@ class Prompting(Guarding, Exchanging):
         self._captured = None if self._eager_reason() else self._captured_variant()
         self._arm()
 
-    def _captured_variant(self) -> CapturedStep:
-        """The captured step for what comes next; captured now where there is none."""
+    def _captured_variant(self, before: ModelSettings | None = None) -> CapturedStep:
+        """The captured step for what comes next; captured now where there is none.
+
+        ``before``: the model's settings before the first prompt.
+        """
         # once a prompt: a replay of old weights behind a prompt of new ones would give neither's
         self._variants.look(self.named_tensors().items, self._step.forward.model)
         stale, found = self._variants.stale, self._variants.get(self._step.key)
@@ -146,7 +153,7 @@ class Prompting(Guarding, Exchanging):
         except BaseException:
             made.close()
             raise
-        self._variants.put(self._step.key, made)
+        self._variants.put(self._step.key, made, before)
         self._count_for_guards(made.executable)
         self.captures += 1
         _log.info("captured the decode step on driver %s", self.driver.name)

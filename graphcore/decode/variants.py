@@ -1,8 +1,8 @@
 """The captured variants of one step, by key, and what has become of them.
 
 A step that cannot be one graph (cross K/V written or not, rows of unequal length or not) has a key
-that says which it is now; each key has a graph of its own. When a buffer or a weight of the step
-changes, all variants are given back.
+that says which it is now; each key has a graph of its own. When a buffer, a weight or a setting of
+the step changes, all variants are given back.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 import torch
 
 from graphcore.decode.captured_step import CapturedStep
+from graphcore.decode.model_settings import ModelSettings, Name
 
 Key = tuple[Hashable, ...]
 
@@ -22,6 +23,7 @@ class Variants:
     def __init__(self) -> None:
         self._steps: dict[Key, CapturedStep] = {}
         self.stale: str | None = None
+        self._moving: frozenset[Name] = frozenset()  # settings that prompts change themselves
 
     def __len__(self) -> int:
         return len(self._steps)
@@ -33,8 +35,17 @@ class Variants:
         """The variant of ``key``; None where it was not captured, or any is stale."""
         return None if self.stale else self._steps.get(key)
 
-    def put(self, key: Key, step: CapturedStep) -> None:
-        """Keeps ``step`` as the variant of ``key``."""
+    def put(self, key: Key, step: CapturedStep, before: ModelSettings | None = None) -> None:
+        """Keeps ``step`` as the variant of ``key``.
+
+        Args:
+            key: Of it.
+            step: Captured behind a prompt.
+            before: The model's settings before that; None: nobody looked.
+        """
+        if before is not None:
+            self._moving |= before.changes(step.settings)
+        step.settings.leave_out(self._moving)
         self._steps[key] = step
 
     def drop(self, key: Key) -> None:
@@ -52,8 +63,11 @@ class Variants:
 
     def look(self, named: Callable[[], Iterable[tuple[str, torch.Tensor]]], model: object) -> None:
         """Finds out whether a variant uses what the step would not use now."""
+        if not self._steps:
+            return
+        settings = ModelSettings(model)
         for step in self._steps.values():
-            self.stale = self.stale or step.what_changed(model, named())
+            self.stale = self.stale or step.what_changed(model, named(), settings)
 
     def close(self) -> None:
         """Gives all back; the next one is captured anew."""

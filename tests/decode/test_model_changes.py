@@ -53,12 +53,61 @@ def _exchange_layers(model: Any) -> None:
     layers[0], layers[1] = layers[1], layers[0]
 
 
+class _Adapter(torch.nn.Module):
+    """A layer with a part that is switched on and off, as adapters are."""
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        torch.manual_seed(10)
+        self.layer, self.extra = layer, torch.nn.Linear(layer.in_features, layer.out_features)
+        self.extra.to(layer.weight)
+        self.active: dict[str, list[float]] = {"first": [0.0]}
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        (share,) = self.active["first"]
+        base: torch.Tensor = self.layer(states)
+        return base + share * self.extra(states)
+
+
+def _switch_adapter(model: Any) -> None:
+    model.lm_head.active["first"][0] = 3.0
+
+
+def _scale_attention(model: Any) -> None:
+    for layer in model.model.layers:
+        layer.self_attn.scaling *= 7
+
+
+def _exchange_activations(model: Any) -> None:
+    for layer in model.model.layers:
+        layer.mlp.act_fn = torch.nn.Tanh()
+
+
+def _hook_a_layer(model: Any) -> None:
+    model.model.layers[1].register_forward_hook(lambda module, arguments, output: output * -0.5)
+
+
+def _hook_the_head(model: Any) -> None:
+    model.lm_head.register_forward_pre_hook(lambda module, arguments: arguments[0].flip(-1))
+
+
+def _patch_forward(model: Any) -> None:
+    forward = model.lm_head.forward
+    model.lm_head.forward = lambda states: forward(states.flip(-1))
+
+
 CHANGES: dict[str, Callable[[Any], object]] = {
     "weights exchanged behind their tensors": _exchange_data,
     "another module": _exchange_head,
     "cast to another dtype": lambda model: model.to(torch.float64),
     "another vocabulary": _extend_vocabulary,
     "layers exchanged for each other": _exchange_layers,
+    "an adapter switched on": _switch_adapter,
+    "another scale": _scale_attention,
+    "other activations": _exchange_activations,
+    "a hook behind a layer": _hook_a_layer,
+    "a hook before the head": _hook_the_head,
+    "another forward": _patch_forward,
 }
 
 
@@ -66,6 +115,8 @@ CHANGES: dict[str, Callable[[Any], object]] = {
 def test_the_next_prompt_captures_a_changed_model_again(
     runner: CUDAGraphAR, prompt: torch.Tensor, change: str
 ) -> None:
+    if change == "an adapter switched on":
+        runner.model.lm_head = _Adapter(runner.model.lm_head)
     before = runner.generate(prompt, NEW)
     CHANGES[change](runner.model)
     expected = eager_tokens(runner.model, prompt, NEW)
@@ -89,6 +140,63 @@ def test_the_next_prompt_captures_a_model_again_from_which_a_weight_was_taken(
     assert torch.equal(runner.generate(prompt, NEW), expected)
     assert runner.captures == 2
     assert not torch.equal(expected, before)  # control: the change shows
+
+
+def _lets_modules_take_notes(model: Any) -> None:
+    """Modules write down what went through them, in steps and in prompts only."""
+
+    def note(module: Any, arguments: Any, output: torch.Tensor) -> None:
+        module.newest, module.calls = output, getattr(module, "calls", 0) + 1
+        if output.shape[1] > 1:
+            module.prompts = getattr(module, "prompts", 0) + 1
+            module.longest = [output.shape[1], *getattr(module, "longest", [])]
+
+    for layer in model.model.layers:
+        layer.mlp.register_forward_hook(note)
+
+
+@pytest.mark.parametrize("how", [{}, {"prefill_chunk_size": 2, "capture_prefill": True}])
+def test_what_forwards_write_down_themselves_needs_no_other_capture(
+    graphcore_driver: Driver, how: dict[str, Any]
+) -> None:
+    model = make_model(device=device_of(graphcore_driver))
+    _lets_modules_take_notes(model)
+    with CUDAGraphAR(model, max_seq_len=24, driver=graphcore_driver, **how) as runner:
+        for length in (5, 4, 7):
+            prompt = make_prompt(length, device=str(runner.cache.device))
+            got = runner.generate(prompt, NEW)
+            made, counted = runner.captures, model.model.layers[0].mlp.calls
+            assert torch.equal(got, eager_tokens(model, prompt, NEW))
+            assert model.model.layers[0].mlp.calls > counted  # control: it counts
+            assert made == 1 + len(how) // 2
+        _scale_attention(model)  # what is no such note is compared still
+        assert torch.equal(runner.generate(prompt, NEW), eager_tokens(model, prompt, NEW))
+        assert runner.captures == 2 * made
+
+
+def test_a_captured_piece_of_a_prompt_is_captured_again_with_another_setting(
+    graphcore_driver: Driver,
+) -> None:
+    model = make_model(device=device_of(graphcore_driver))
+    how: dict[str, Any] = {"prefill_chunk_size": 4, "capture_prefill": True}
+    with CUDAGraphAR(model, max_seq_len=24, driver=graphcore_driver, **how) as runner:
+        prompt = make_prompt(8, device=str(runner.cache.device))
+        before = runner.generate(prompt, 2)
+        _hook_a_layer(model)
+        expected = eager_tokens(model, prompt, 2)
+        assert torch.equal(runner.generate(prompt, 2), expected)
+        assert not torch.equal(expected, before)  # control: the change shows
+        assert runner.captures == 4
+
+
+def test_what_is_captured_again_is_logged_with_the_setting_that_changed(
+    runner: CUDAGraphAR, prompt: torch.Tensor, caplog: pytest.LogCaptureFixture
+) -> None:
+    runner.generate(prompt, 2)
+    runner.model.model.layers[2].self_attn.scaling = 0.75
+    with caplog.at_level("INFO", logger="graphcore"):
+        runner.generate(prompt, 2)
+    assert "again: model.model.layers.2.self_attn.scaling: expected 0.25, got 0.75" in caplog.text
 
 
 def test_weights_written_in_place_need_no_other_capture(
