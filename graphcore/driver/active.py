@@ -4,7 +4,8 @@ The one thread-local of graphcore: each thread has its stack of captures, and of
 action given to :func:`when_idle` runs only while no capture of ours is under way on any thread:
 destroying an executable inside a capture breaks it, and in "global" mode any thread's does. A
 capture that begins waits for actions that other threads have already begun, and for their
-:func:`outside_captures`.
+:func:`outside_captures`. Nor does an action run inside a host callback, where CUDA must not be
+called: garbage is collected there too. It runs with the next one of another thread.
 """
 
 from __future__ import annotations
@@ -77,6 +78,7 @@ class _ThreadCaptures(threading.local):
     def __init__(self) -> None:
         self.stack: list[ActiveCapture] = []
         self.used: list[weakref.ref[_Use]] = []
+        self.callbacks = 0
 
 
 class _Turn:
@@ -103,7 +105,7 @@ class _Waiting:
 
     def next(self, turn: _Turn) -> Callable[[], None] | None:
         with self.lock:
-            if self.captures or not self.actions:
+            if self.captures or not self.actions or in_callback():
                 return None
             self.turns.add(turn)
             return self.actions.popleft()
@@ -189,8 +191,26 @@ def current() -> ActiveCapture | None:
 
 
 def is_any_under_way() -> bool:
-    """Whether any thread captures: then the device must not be asked or waited for."""
-    return bool(_waiting.captures)
+    """Whether the device must not be asked or waited for: any thread captures, or a callback runs.
+
+    A callback of this thread; see :func:`host_callback`.
+    """
+    return bool(_waiting.captures) or in_callback()
+
+
+@contextmanager
+def host_callback() -> Iterator[None]:
+    """A block in which this thread runs what a stream called: CUDA must not be called there."""
+    try:
+        _captures.callbacks += 1
+        yield
+    finally:
+        _captures.callbacks -= 1
+
+
+def in_callback() -> bool:
+    """Whether this thread runs a host callback."""
+    return _captures.callbacks > 0
 
 
 def under_way() -> tuple[ActiveCapture, ...]:
@@ -303,7 +323,7 @@ def note(what: str, code: str | None = None) -> None:
 
 
 def when_idle(action: Callable[[], None]) -> None:
-    """Runs ``action`` now, or once no capture is under way.
+    """Runs ``action`` now, or once no capture is under way, and never in a host callback.
 
     What it raises becomes a GraphcoreWarning: nobody who could handle it is there.
     """
@@ -312,7 +332,7 @@ def when_idle(action: Callable[[], None]) -> None:
 
 
 def run_waiting() -> None:
-    """Runs what waits, unless a capture is under way."""
+    """Runs what waits, unless a capture is under way or this is a host callback."""
     while True:
         turn = _Turn()
         try:

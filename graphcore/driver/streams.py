@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import warnings
 import weakref
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from graphcore.advice import advises, instead
+from graphcore.driver import active
 from graphcore.driver.records import EventHandle, StreamHandle
 from graphcore.errors import CacheTypeError, GraphcoreError, GraphcoreWarning, LifecycleError
 
@@ -213,6 +215,9 @@ def as_stream(driver: Driver, stream: Any) -> Stream:
 
 def destroy_quietly(destroy: Any, handle: int) -> None:
     """Destroys from a finalizer, where nothing can be raised: a failure becomes a warning."""
+    if active.in_callback():
+        active.when_idle(partial(destroy_quietly, destroy, handle))
+        return
     try:
         destroy(handle)
     except GraphcoreError as error:

@@ -69,6 +69,11 @@ class Fence:
         capture = active.current()
         if capture is not None:
             raise LifecycleError(f"{capture.name} is under way on this thread: waiting breaks it")
+        if active.in_callback():
+            raise LifecycleError(
+                "a host callback runs on this thread, where waiting may wait for itself; let "
+                "another thread wait"
+            )
         if self._event is None and not self._record():
             raise LifecycleError(
                 f"stream {self._handle:#x}: expected one that can be waited for, got one that is "
@@ -96,6 +101,8 @@ class Fence:
 
     def _record(self) -> bool:
         """Records the event where the stream is there; False where that would break a capture."""
+        if active.in_callback():
+            return False
         if not is_alive(self._stream, self._handle):
             return True
         if self._handle not in _DEFAULT_STREAMS:

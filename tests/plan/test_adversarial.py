@@ -5,6 +5,7 @@ The emulated driver's adversarial order runs independent nodes in any order, see
 
 from __future__ import annotations
 
+import ctypes
 import json
 from collections import Counter
 from collections.abc import Callable
@@ -87,8 +88,12 @@ def _embedded(site: Site, after: Any) -> None:
 
 def _callback(site: Site, after: Any) -> None:
     x = site.put("x", [1.0])
-    buffer = site.buffers["x"]
-    site.plan.callback(lambda: buffer.write(buffer.read() * 3), reads=[x], writes=[x])
+    memory = (ctypes.c_float * 1).from_address(site.buffers["x"].address)
+
+    def triple() -> None:
+        memory[0] *= 3
+
+    site.plan.callback(triple, reads=[x], writes=[x])
     site.plan.launch(add_one, ONE_BLOCK, x, 1, after=after)
 
 

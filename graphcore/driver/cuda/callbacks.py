@@ -23,6 +23,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from graphcore.driver import active
 from graphcore.driver.cuda.versions import cuda
 
 _log = logging.getLogger("graphcore")
@@ -109,7 +110,10 @@ class HostCallbacks:
                 self._callables.pop(number, None)
 
     def _fire(self, user_data: int | None) -> None:
-        number = user_data or 0
+        with active.host_callback():
+            self._call(user_data or 0)
+
+    def _call(self, number: int) -> None:
         callback = self._callables.get(number)
         if callback is None:
             _log.error("a CUDA host node called callback %d, which was released", number)

@@ -19,6 +19,11 @@ Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
 
+_NOT_IN_CALLBACKS = (
+    "a host callback must not call CUDA, which may wait for ever there; let another thread do it"
+)
+
+
 class Refused(Exception):  # noqa: N818 - a refusal, turned into an error at the border
     """A call that the driver's rules refuse.
 
@@ -89,6 +94,8 @@ def entry(
         ) -> Result:
             if self.is_closed and not when_closed:
                 raise cuda_error("CUDA_ERROR_INVALID_CONTEXT", call, hint="the driver is closed")
+            if active.in_callback():
+                raise cuda_error("CUDA_ERROR_NOT_PERMITTED", call, hint=_NOT_IN_CALLBACKS)
             self.faults.raise_due(name, call)
             try:
                 return method(self, *arguments, **keywords)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import ClassVar
 
+from graphcore.driver import active
 from graphcore.driver.api import CaptureMode
 from graphcore.driver.emulated import conditional
 from graphcore.driver.emulated.calls import Refused, entry, invalid
@@ -333,7 +334,12 @@ class EmulatedDriver(GraphCalls):
     def launch_host(self, callback: Callable[[], None], stream: StreamHandle) -> None:
         # unlike other work on the legacy stream, this one breaks no capture when it is refused
         self._machine.captures.refuse_implicit(self._stream(stream), invalidates=False)
-        self._do(stream, Payload(HostParams(callback)), callback)
+
+        def call() -> None:
+            with active.host_callback():
+                callback()
+
+        self._do(stream, Payload(HostParams(callback)), call)
 
     def _do(self, stream: StreamHandle, payload: Payload, run: Callable[[], None]) -> None:
         """Captures ``payload`` where the stream captures, runs it where it does not."""

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Literal
 
+from graphcore.driver import active
 from graphcore.driver.emulated.calls import invalid
 from graphcore.driver.emulated.graph import Graph, Node
 from graphcore.driver.emulated.handles import draw_handle
@@ -141,7 +142,8 @@ class Runner:
             self._run(executable, payload.child)
         elif isinstance(params, HostParams):
             assert params.callback is not None
-            params.callback()
+            with active.host_callback():
+                params.callback()
         elif isinstance(params, AllocParams):
             self._memory.start_reserved(params.address)
         elif isinstance(params, FreeParams):
