@@ -160,7 +160,16 @@ class CallableStep:
         self.changed()
 
     def changed(self) -> None:
-        """Says that it is not what it was: the next call looks at all that it declared."""
+        """Says that it is not what it was: the next call looks at all that it declared.
+
+        Tensors are looked at here, since torch moves some in place (``resize_``, ``data =``).
+
+        Raises:
+            CacheTypeError: One of them is of a kind that cannot be declared; nothing changed.
+        """
+        self._tensors = {
+            name: (each, describe(each, name=name)) for name, (each, _) in self._tensors.items()
+        }
         self._revision += 1
         self.uid = _uids.of(self, self._revision)
 

@@ -70,6 +70,7 @@ class PlanStep:
         self.copy_kernel = copy_kernel
         self._buffers = dict(buffers)
         self._refs = {name: describe(each, name=name) for name, each in buffers.items()}
+        self._places = self._pointers()
         self.driver = choose_driver(*buffers.values()) if driver is None else checked_driver(driver)
         self._staged = staged
         self._rows = rows
@@ -82,7 +83,15 @@ class PlanStep:
 
     @property
     def uid(self) -> int:
-        """Another one after each change of the plan, of what it embeds, or of a buffer."""
+        """Another one after each change of the plan, of what it embeds, or of a buffer.
+
+        Raises:
+            CacheTypeError: A buffer of torch's has no memory any more.
+        """
+        for address_of, address in self._places:
+            if address_of() != address:  # moved in place
+                self._look_at_buffers()
+                break
         revision = self.plan.revision, self._changes
         if revision != self._revision:
             self._revision, self._uid = revision, _uids.of(self, revision)
@@ -147,12 +156,26 @@ class PlanStep:
             raise ConfigurationError(f"name: expected one of {list(self._buffers)}, got {name!r}")
         self._refs[name] = describe(tensor, name=name)
         self._buffers[name] = tensor
+        self._places = self._pointers()
         self._changes += 1
 
     def set_groups(self, groups: Sequence[GroupUse]) -> None:
         """Uses other groups, ids or admissions."""
         self.groups = tuple(groups)
         self._changes += 1
+
+    def _look_at_buffers(self) -> None:
+        self._refs = {name: describe(each, name=name) for name, each in self._buffers.items()}
+        self._places = self._pointers()
+        self._changes += 1
+
+    def _pointers(self) -> tuple[tuple[Callable[[], int], int], ...]:
+        """How to ask each tensor of torch's for its address, and what that is; others stay."""
+        return tuple(
+            (each.data_ptr, each.data_ptr())
+            for each in self._buffers.values()
+            if hasattr(each, "data_ptr")
+        )
 
     # ---- running -------------------------------------------------------------------------------
 
