@@ -192,7 +192,8 @@ class GraphReuse(ReuseBooks):
             ConfigurationError: A group that neither manifest nor pool has, or without an admission
                 although its slots serve it.
             CacheTypeError: ``work`` is no step.
-            ConfigurationError: Rows of prompts that the step does not have, or no phase.
+            ConfigurationError: Rows of prompts that the step does not have, no phase, or no
+                certificate.
             LifecycleError: It failed before anything was launched (required work that cannot be
                 prepared, a corrupt plan), this is closed, or slots that must not be touched were
                 not free in time.
@@ -218,7 +219,7 @@ class GraphReuse(ReuseBooks):
             self._agreement.at_once(is_ready=False)
         _refuse_inside_capture()
         check_work(work)
-        check_call(work.rows, phase, prompt_rows)
+        check_call(work.rows, phase, prompt_rows, certificate)
         self._setting.fix()
         if self._publishes and work.groups:
             self._publish(work)

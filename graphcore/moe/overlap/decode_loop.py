@@ -7,7 +7,7 @@ of it is taken back. What a request gives does not depend on any of this.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 
 from graphcore.errors import ConfigurationError, LifecycleError
@@ -24,7 +24,7 @@ class DecodeRequest:
         token: The first that is fed.
         max_new_tokens: At most.
         position: Of ``token``; whatever is before it stands in the cache of the row already.
-        ends: Token ids of which the first one made ends it, and is its last.
+        ends: Token ids, as a set, of which the first one made ends it, and is its last.
     """
 
     number: int
@@ -36,8 +36,12 @@ class DecodeRequest:
     def __post_init__(self) -> None:
         for name, least in (("token", 0), ("max_new_tokens", 1), ("position", 0)):
             value = getattr(self, name)
+            if not _is_int(value):
+                raise ConfigurationError(f"{name}: expected an int, got {value!r}")
             if value < least:
                 raise ConfigurationError(f"{name}: expected {least} or more, got {value}")
+        if not isinstance(self.ends, Set) or not all(map(_is_int, self.ends)):
+            raise ConfigurationError(f"ends: expected a set of token ids, got {self.ends!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +209,10 @@ class DecodeLoop:
                 if place in self._queued:
                     self._decode.roll_back(place)
                 del self._places[place]
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _next(row: Row) -> Row:

@@ -20,6 +20,7 @@ from graphcore.moe.decisions.coverage import NodeList
 from graphcore.moe.decisions.graph_uids import GraphUids
 from graphcore.moe.decisions.property_probe import Records
 from graphcore.moe.slots.group_use import GroupUse
+from graphcore.moe.steps.reuse_arguments import check_content, check_step
 from graphcore.moe.steps.step_work import Banks, GroupPlaces, StepLook, declared_places
 from graphcore.resources.driver_argument import checked_driver
 from graphcore.resources.tensors import TensorRef, describe
@@ -54,8 +55,8 @@ class CallableStep:
         obstacle: Why it must not be captured, for its user to set; "" where it may.
 
     Raises:
-        CacheTypeError: Something declared as a tensor is none.
-        ConfigurationError: No tensor, or groups of different rows.
+        CacheTypeError: Something declared as a tensor is none; a name or value without a hash.
+        ConfigurationError: No tensor, nothing to call, no number of rows, groups of different rows.
     """
 
     def __init__(  # noqa: PLR0913  (each is a choice of its own)
@@ -72,14 +73,16 @@ class CallableStep:
         driver: Driver | None = None,
         takes_stream: bool = False,
     ) -> None:
-        if not tensors:
-            raise ConfigurationError("tensors: expected at least one, got none")
+        functions = {"function": function, "staged": staged}
+        check_step(identity, functions, tensors, rows, tuple(capabilities))
         self.identity = identity
         self.capabilities = tuple(capabilities)
         self.obstacle = ""
         self._function, self._staged, self._takes_stream = function, staged, takes_stream
         self._tensors = {name: (each, describe(each, name=name)) for name, each in tensors.items()}
         self._values = dict(values or {})
+        for name, value in self._values.items():
+            check_content(f"values[{name!r}]", value)
         self.driver = choose_driver(*tensors.values()) if driver is None else checked_driver(driver)
         self._rows = rows
         self._revision = 0
@@ -139,7 +142,12 @@ class CallableStep:
         self.changed()
 
     def set_value(self, name: str, value: Hashable) -> None:
-        """Changes what else it depends on, or adds to it."""
+        """Changes what else it depends on, or adds to it.
+
+        Raises:
+            CacheTypeError: A value that can change in place.
+        """
+        check_content(f"values[{name!r}]", value)
         self._values[name] = value
         self.changed()
 

@@ -19,6 +19,7 @@ from graphcore.moe.decisions.property_probe import Records
 from graphcore.moe.slots.group_use import GroupUse
 from graphcore.moe.steps.plan_places import find_places
 from graphcore.moe.steps.plan_records import plan_records
+from graphcore.moe.steps.reuse_arguments import check_content, check_rows
 from graphcore.moe.steps.step_work import Banks, GroupPlaces, StepLook, declared_places
 from graphcore.plan import GraphPlan, PlanNode
 from graphcore.resources.driver_argument import checked_driver
@@ -44,8 +45,8 @@ class PlanStep:
         driver: Where it runs; None: where its buffers are.
 
     Raises:
-        ConfigurationError: The plan is a body, or has no node.
-        CacheTypeError: A buffer is no tensor.
+        ConfigurationError: The plan is a body, or has no node; no number of rows.
+        CacheTypeError: A buffer is no tensor; a name without a hash.
     """
 
     def __init__(  # noqa: PLR0913  (each is a choice of its own)
@@ -63,6 +64,10 @@ class PlanStep:
     ) -> None:
         if not isinstance(plan, GraphPlan) or plan.is_body or not plan.nodes:
             raise ConfigurationError(f"plan: expected a GraphPlan with nodes, got {plan!r:.60}")
+        check_rows(rows)
+        check_content("identity", identity)
+        for index, each in enumerate(capabilities):
+            check_content(f"capabilities[{index}]", each)
         self.identity = identity
         self.plan = plan
         self.capabilities = tuple(capabilities)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -285,10 +286,15 @@ def test_static_tensors_of_another_form_are_refused(name: str) -> None:
         ({"token": -1}, "token: expected 0 or more"),
         ({"max_new_tokens": 0}, "max_new_tokens: expected 1 or more"),
         ({"position": -1}, "position: expected 0 or more"),
+        ({"token": True}, "token: expected an int"),
+        ({"max_new_tokens": 2.0}, "max_new_tokens: expected an int"),
+        ({"position": None}, "position: expected an int"),
+        ({"ends": 3}, "ends: expected a set of token ids"),
+        ({"ends": frozenset({3, "4"})}, "ends: expected a set of token ids"),
     ],
     ids=str,
 )
-def test_a_request_that_is_none_is_refused(values: dict[str, int], said: str) -> None:
+def test_a_request_that_is_none_is_refused(values: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
         replace(REQUESTS[0], **values)
 
