@@ -18,6 +18,17 @@ def test_every_kernel_is_compiled_once():
         assert len({(kernel.source, kernel.options) for kernel in module}) == 1
 
 
+def first_kernel(architecture, index):
+    """Stands in for a compilation."""
+    return float(index), device_run.modules(architecture)[index][0].name
+
+
+def test_every_module_is_given_to_a_process_of_its_own_interpreter():
+    done = device_run.compile_all("sm_90a", 2, first_kernel)
+    names = [module[0].name for module in device_run.modules("sm_90a")]
+    assert done == sorted(((float(n), name) for n, name in enumerate(names)), reverse=True)
+
+
 def test_a_device_takes_the_kernels_of_its_capability():
     assert device_run.architecture_of((9, 0)) == "sm_90a"
     with pytest.raises(SystemExit, match=r"no kernels are listed for a device of \(7, 5\)"):

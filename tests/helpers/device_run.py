@@ -12,6 +12,7 @@ import sys
 import time
 from collections import defaultdict
 from concurrent.futures import ProcessPoolExecutor
+from functools import cache, partial
 from multiprocessing import get_context
 
 from graphcore_kernels._catalogue import CAPABILITIES, catalogue
@@ -34,6 +35,7 @@ def architecture_of(capability):
     raise SystemExit(f"device_run: no kernels are listed for a device of {capability}")
 
 
+@cache
 def modules(architecture):
     """The kernels of each source with its options: what one compilation makes, largest first."""
     found = defaultdict(list)
@@ -42,8 +44,12 @@ def modules(architecture):
     return sorted(found.values(), key=lambda kernels: -len(kernels[0].source))
 
 
-def compile_module(kernels):
-    """Compiles in this process, into CuPy's cache on the disk; (seconds, the first kernel)."""
+def compile_module(architecture, index):
+    """Compiles one of :func:`modules` into CuPy's cache on the disk; (seconds, its first kernel).
+
+    A process finds the kernels itself: they hold functions, which do not travel.
+    """
+    kernels = modules(architecture)[index]
     start = time.perf_counter()
     driver = open_driver("cuda")
     for kernel in kernels:
@@ -52,15 +58,15 @@ def compile_module(kernels):
     return time.perf_counter() - start, kernels[0].name
 
 
-def compile_all(architecture, processes):
-    """Compiles every kernel; prints how long it took, and the longest."""
-    start = time.perf_counter()
+def compile_all(architecture, processes, compile_one=compile_module):
+    """Compiles every kernel, each module in one of ``processes``.
+
+    Returns:
+        (seconds, kernel) of each module, the longest first.
+    """
+    count = len(modules(architecture))
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-        done = sorted(pool.map(compile_module, modules(architecture)), reverse=True)
-    seconds = time.perf_counter() - start
-    print(
-        f"{len(done)} modules compiled in {seconds:.0f} s; longest {done[0][0]:.1f} s: {done[0][1]}"
-    )
+        return sorted(pool.map(partial(compile_one, architecture), range(count)), reverse=True)
 
 
 def pytest_command(processes, summary, durations, tests):
@@ -88,9 +94,11 @@ def main():
     driver = open_driver("cuda")
     info = driver.device_info()
     driver.close()
-    compile_all(architecture_of(info.capability), given.processes)
-    name = info.name.split()[-1].lower()
-    summary = given.summary.format(device=name)
+    start = time.perf_counter()
+    done = compile_all(architecture_of(info.capability), given.processes)
+    seconds, (longest, name) = time.perf_counter() - start, done[0]
+    print(f"{len(done)} modules compiled in {seconds:.0f} s; longest {longest:.1f} s: {name}")
+    summary = given.summary.format(device=info.name.split()[-1].lower())
     command = pytest_command(given.processes, summary, given.durations, given.tests)
     return subprocess.run(command + more, check=False, env=environment).returncode
 
