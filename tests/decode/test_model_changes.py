@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,18 +14,6 @@ from graphcore.driver import Driver
 from graphcore.errors import ConfigurationError
 
 NEW = 7
-
-
-@pytest.fixture
-def runner(graphcore_driver: Driver) -> Iterator[CUDAGraphAR]:
-    model = make_model(device=device_of(graphcore_driver))
-    with CUDAGraphAR(model, max_seq_len=16, driver=graphcore_driver) as made:
-        yield made
-
-
-@pytest.fixture
-def prompt(runner: CUDAGraphAR) -> torch.Tensor:
-    return make_prompt(5, device=str(runner.cache.device))
 
 
 def _exchange_data(model: Any) -> None:
