@@ -292,7 +292,7 @@ def test_static_tensors_of_another_form_are_refused(name: str) -> None:
         ({"ends": 3}, "ends: expected a set of token ids"),
         ({"ends": frozenset({3, "4"})}, "ends: expected a set of token ids"),
     ],
-    ids=str,
+    ids=["negative token", "no tokens", "negative position", "bool", "float", "None", "int", "str"],
 )
 def test_a_request_that_is_none_is_refused(values: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
