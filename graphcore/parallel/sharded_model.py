@@ -39,7 +39,7 @@ def load_sharded(
         options: Of ``from_pretrained``.
 
     Returns:
-        The model, in evaluation mode.
+        The model, in evaluation mode, on the rank's device.
 
     Raises:
         ConfigurationError: A number of ranks that does not divide the heads, or the experts; a
@@ -65,6 +65,8 @@ def load_sharded(
         model = AutoModelForCausalLM.from_pretrained(
             path, dtype=dtype or "auto", distributed_config=spread, **options
         ).eval()
+        if ranks.size == 1:  # transformers loads a model of one rank as if there were none
+            model.to(ranks.device)
         check_sharded(model, ranks)
         if whole_experts and ranks.size > 1 and not loaded_by_rank(model, ranks):
             raise ConfigurationError(

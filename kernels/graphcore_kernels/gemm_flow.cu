@@ -294,7 +294,9 @@ __device__ __forceinline__ void do_all(const Problem& p) {
     walk.begin(p, known(), most_units, most_rows);
     // the stages of a block are as large as its largest piece needs
     const int pass = min(GEMM_TOKENS, round_up_division(max(most_rows, 1), 8) * 8);
-    const int tokens = most_units * UNIT * SLICE, size = tokens + pass * SLICE;
+    // as many rows as a pass reads, or it would read what is being copied to the next stage
+    const int rows = pass <= 16 ? pass : pass <= 32 ? 32 : GEMM_TOKENS;
+    const int tokens = most_units * UNIT * SLICE, size = tokens + rows * SLICE;
     const Ring ring{min(MOST_STAGES, GEMM_RING / size), size, tokens, 0, 0};
     if (warp < MULTIPLIERS) multiply_pieces(p, walk, ring, pass);
     else if (warp < MULTIPLIERS + COPIERS)

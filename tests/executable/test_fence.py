@@ -113,6 +113,7 @@ def test_a_stream_that_captures_is_fenced_after_its_capture(bench: Bench) -> Non
     with pytest.raises(LifecycleError, match="expected one that can be waited for"):
         fence.wait()
     bench.keep_graph(bench.driver.end_capture(bench.stream.handle))
+    bench.driver.synchronize()
     assert fence.has_passed()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 
+import pytest
 from helpers.soak import Soak
 
 from graphcore import GraphcoreWarning
@@ -12,6 +13,7 @@ from graphcore.driver import Driver
 STEPS = 300  # `make soak` does ten thousand
 
 
+@pytest.mark.exclusive  # compares the device's free memory
 def test_random_operations_on_all_three_systems_are_right_and_leave_memory_flat(
     graphcore_driver: Driver,
 ) -> None:

@@ -88,7 +88,7 @@ def main():
     parser.add_argument("--durations", type=int, default=15)
     parser.add_argument("--limit", type=float, help="seconds after which tests are skipped")
     given, more = parser.parse_known_args()
-    environment = dict(os.environ)
+    environment = {"OMP_NUM_THREADS": "1", **os.environ}  # as many processes as cores
     if given.limit is not None:
         environment[UNTIL] = str(time.time() + given.limit)
     driver = open_driver("cuda")

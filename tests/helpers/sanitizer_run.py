@@ -21,6 +21,9 @@ from helpers.device_run import UNTIL
 TESTS = "tests/kernels"
 TOO_LARGE = ("real_sizes", "2_to_the_31", "random_views")
 """Parts of names of tests that move gigabytes or thousands of copies: hours under a tool."""
+NOT_SEEN = {"memcheck": ("test_decode_loop",)}
+"""Tests that a tool cannot follow: memcheck takes what a kernel in a WHILE node's body reads for
+memory out of bounds, although it "is inside the nearest allocation", and ends the context."""
 SHARDS = {"memcheck": 3, "racecheck": 7, "initcheck": 3}
 SANITIZER = ("compute-sanitizer", "--report-api-errors", "no", "--target-processes")
 _SUMMARY = re.compile(r"ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: (\d+) hazard")
@@ -112,7 +115,8 @@ def told(tools, planted, done):
             for key in ("passed", "failed", "skipped")
         }
         errors = sum(found for found, _ in done[tool])
-        result[tool] = {"errors": errors, "planted_errors_found": planted[tool], **counts}
+        seen = {"errors": errors, "planted_errors_found": planted[tool]}
+        result[tool] = {**seen, **counts, "without": list(NOT_SEEN.get(tool, ()))}
     return result
 
 
@@ -127,14 +131,18 @@ def main():
     if given.limit is not None:
         environment[UNTIL] = str(time.time() + given.limit)
     given.logs.mkdir(parents=True, exist_ok=True)
-    tools, tests = given.tool or list(SHARDS), chosen_tests()
+    tools, chosen = given.tool or list(SHARDS), chosen_tests()
+    tests = {
+        tool: [test for test in chosen if not any(n in test for n in NOT_SEEN.get(tool, ()))]
+        for tool in tools
+    }
     with ThreadPoolExecutor(sum(SHARDS.values()) + len(SHARDS)) as pool:
         planted = {tool: pool.submit(find_planted, tool) for tool in tools}
         running = {
             tool: [
                 pool.submit(
                     run,
-                    Shard(tool, number, tuple(tests[number :: SHARDS[tool]]), given.logs),
+                    Shard(tool, number, tuple(tests[tool][number :: SHARDS[tool]]), given.logs),
                     environment,
                 )
                 for number in range(SHARDS[tool])

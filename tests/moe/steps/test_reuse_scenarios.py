@@ -354,6 +354,8 @@ def test_all_settings_of_the_options_give_the_same_bits(graphcore_driver, bounda
     assert counters.failed == 0
 
 
+@pytest.mark.lengthy
+@pytest.mark.timeout(400)
 def test_boundary_updates_in_a_row_are_exact(graphcore_driver):
     scene = Scene(graphcore_driver, decode_boundary_overlap=1)
     lane = scene.lane()
