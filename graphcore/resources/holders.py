@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from functools import partial
 from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
 from typing import Any, Literal
@@ -26,7 +27,11 @@ _DEPTH = 8
 _MOST_OBJECTS = 10_000
 _LIBRARIES = ("torch", "numpy", "cupy", "cuda", "graphcore.driver", "graphcore.executable",
               "graphcore.interop", "graphcore.plan", "graphcore.reuse")  # fmt: skip
-_PLAIN = (int, float, complex, str, bytes, bool, type(None), type, ModuleType, BuiltinFunctionType)
+# without tensors, and there may be one for every step that somebody has taken
+_RECORDS = ("graphcore.moe.steps.step_record", "graphcore.moe.decisions.certificate",
+            "graphcore.moe.decisions.lookup_key")  # fmt: skip
+_PLAIN = (int, float, complex, str, bytes, bool, type(None), type, Enum, ModuleType,
+          BuiltinFunctionType)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -114,6 +119,11 @@ class Walk:
 def is_plain(obj: Any) -> bool:
     """Whether nothing that a graph works on can be inside: numbers, texts, types, modules."""
     return isinstance(obj, _PLAIN)
+
+
+def is_record(obj: Any) -> bool:
+    """Whether ``obj`` says what came of a step, or what one was to be."""
+    return type(obj).__module__ in _RECORDS
 
 
 def is_opaque(obj: Any) -> bool:

@@ -13,7 +13,15 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from graphcore.errors import GraphcoreError
-from graphcore.resources.holders import Slot, Walk, is_module, is_opaque, is_plain, variables
+from graphcore.resources.holders import (
+    Slot,
+    Walk,
+    is_module,
+    is_opaque,
+    is_plain,
+    is_record,
+    variables,
+)
 from graphcore.resources.tensors import TensorRef, describe, is_tensor
 
 if TYPE_CHECKING:
@@ -120,7 +128,7 @@ def _collect(obj: Any, label: str, slot: Slot | None, walk: Walk) -> Iterator[Ow
     if is_tensor(obj):
         yield Owner(obj, label, slot=slot)
         return
-    if is_plain(obj) or not walk.enters(obj):
+    if is_plain(obj) or (walk.is_inside and is_record(obj)) or not walk.enters(obj):
         return
     is_container = isinstance(obj, (Mapping, list, tuple))
     if not is_container and not walk.is_inside:

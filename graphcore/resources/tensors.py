@@ -12,6 +12,7 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Literal
 
 from graphcore.errors import CacheTypeError, ConfigurationError
@@ -101,8 +102,13 @@ def describe(obj: Any, *, writable: bool = False, name: str = "tensor") -> Tenso
 
 def is_tensor(obj: Any) -> bool:
     """Whether :func:`describe` takes this for a tensor (it may still refuse its kind)."""
-    return isinstance(obj, TensorRef) or any(
-        hasattr(type(obj), protocol)
+    return _is_tensor_type(type(obj))
+
+
+@lru_cache(maxsize=4096)  # walks through objects ask of thousands
+def _is_tensor_type(kind: type) -> bool:
+    return issubclass(kind, TensorRef) or any(
+        hasattr(kind, protocol)
         for protocol in ("__dlpack__", "__cuda_array_interface__", "__graphcore_tensor__")
     )
 

@@ -28,6 +28,7 @@ from graphcore.moe import (
 )
 from graphcore.moe.manifests.ownership import Admission, Transaction
 from graphcore.resources.buffer import Buffer
+from graphcore.resources.holders import Walk
 from graphcore.resources.tensors import TensorRef
 from graphcore.reuse import Cause
 
@@ -368,6 +369,22 @@ def test_boundary_updates_in_a_row_are_exact(graphcore_driver):
     assert lane.executable is executable
     counters = scene.reuse.counters
     assert (counters.updates, counters.captures, counters.reinstantiations) == (count, 1, 0)
+
+
+def test_a_boundary_looks_at_no_more_the_more_steps_there_were(graphcore_driver, monkeypatch):
+    scene = Scene(graphcore_driver, decode_boundary_overlap=1)  # its list of results grows
+    lane, outputs = scene.lane(), [scene.buffer(2) for _ in range(3)]
+    lane.kinds(3)
+    looked, enters = [], Walk.enters
+    monkeypatch.setattr(Walk, "enters", lambda walk, obj: looked.append(1) or enters(walk, obj))
+    counts = []
+    for number in range(12):
+        looked.clear()
+        lane.move_output(outputs[number % 3])
+        assert lane.run().kind is Kind.UPDATE
+        counts.append(len(looked))
+    assert counts[3] > 20
+    assert counts[-1] == counts[3], "results of steps are looked into"
 
 
 # ---- plain steps and other graphs ---------------------------------------------------------------
