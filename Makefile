@@ -5,6 +5,7 @@
 #   make test-full, check, outcomes, bench-tables, kernel-resources, clean    see below
 #   make docs       the documents, notebooks and public names as a site: build/site
 #   make gpu        the tests on a device, in parallel; writes benchmarks/results/DEVICE/tests.json
+#   make sanitizer  compute-sanitizer over the kernels' tests on a device
 #   make notebooks, browser, faults, fuzz, soak    one proof of the test suite alone, the last two longer
 #
 # Neither needs a GPU; both use one that is there.
@@ -27,7 +28,7 @@ PYTHON ?= $(shell for p in python3 python3.12 python3.11 python3.13; do \
 PARALLEL ?= -n auto --maxprocesses=4 --dist=worksteal
 
 .PHONY: help demo test test-full check lint types contracts unit outcomes bench-tables kernel-resources clean \
-  docs notebooks browser gpu faults fuzz soak
+  docs notebooks browser gpu sanitizer faults fuzz soak
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -108,6 +109,12 @@ notebooks: $(STAMP)
 gpu: $(STAMP)
 	GRAPHCORE_COMMIT=$$(git rev-parse HEAD) PYTHONPATH=.:kernels:tests \
 	  $(BIN)/python tests/helpers/device_run.py
+
+# compute-sanitizer's tools over the kernels' tests on a device; minutes
+sanitizer: $(STAMP)
+	GRAPHCORE_COMMIT=$$(git rev-parse HEAD) PYTHONPATH=.:kernels:tests \
+	  $(BIN)/python tests/helpers/sanitizer_run.py --logs build/sanitizer \
+	  --summary $(RESULTS)/h200/sanitizer.json
 
 # every driver call of every operation, with every code that it can give
 faults: $(STAMP)

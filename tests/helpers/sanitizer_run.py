@@ -24,7 +24,7 @@ TOO_LARGE = ("real_sizes", "2_to_the_31", "random_views")
 NOT_SEEN = {"memcheck": ("test_decode_loop",)}
 """Tests that a tool cannot follow: memcheck takes what a kernel in a WHILE node's body reads for
 memory out of bounds, although it "is inside the nearest allocation", and ends the context."""
-SHARDS = {"memcheck": 3, "racecheck": 7, "initcheck": 3}
+SHARDS = {"memcheck": 3, "racecheck": 10, "initcheck": 3}
 SANITIZER = ("compute-sanitizer", "--report-api-errors", "no", "--target-processes")
 _SUMMARY = re.compile(r"ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: (\d+) hazard")
 
@@ -145,7 +145,7 @@ def main():
                     Shard(tool, number, tuple(tests[tool][number :: SHARDS[tool]]), given.logs),
                     environment,
                 )
-                for number in range(SHARDS[tool])
+                for number in range(min(SHARDS[tool], len(tests[tool])))
             ]
             for tool in tools
         }
