@@ -105,10 +105,10 @@ browser: $(STAMP)
 notebooks: $(STAMP)
 	$(BIN)/python -m pytest -q tests/test_notebooks.py
 
-# the tests on a device, on all cores
+# the tests on a device, the slow ones too, on all cores
 gpu: $(STAMP)
 	GRAPHCORE_COMMIT=$$(git rev-parse HEAD) PYTHONPATH=.:kernels:tests \
-	  $(BIN)/python tests/helpers/device_run.py
+	  $(BIN)/python tests/helpers/device_run.py --slow
 
 # compute-sanitizer's tools over the kernels' tests on a device; minutes
 sanitizer: $(STAMP)

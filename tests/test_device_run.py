@@ -49,6 +49,13 @@ def test_tests_are_skipped_once_the_time_is_over(from_now, outcome, monkeypatch)
     assert outcome in done.stdout, done.stdout
 
 
+@pytest.mark.parametrize(("slow", "marks"), [(False, "gpu and not slow"), (True, "gpu")])
+def test_slow_tests_run_where_they_are_asked_for(slow, marks):
+    command = device_run.pytest_command(4, "found.json", 3, ["tests/moe"], slow=slow)
+    assert command[command.index("-rf") + 2] == marks
+    assert command[-1] == "tests/moe"
+
+
 def test_a_machine_without_a_device_is_told():
     done = subprocess.run(
         [sys.executable, "tests/helpers/device_run.py"],

@@ -22,7 +22,7 @@ from graphcore.driver import open_driver
 
 SUMMARY = "benchmarks/results/{device}/tests.json"
 MOST_PROCESSES = 15
-TEST_SECONDS = 150
+TEST_SECONDS, SLOW_SECONDS = 150, 400
 UNTIL = "GRAPHCORE_TESTS_UNTIL"
 """Names the time, as of time.time(), after which tests are skipped (tests/conftest.py)."""
 
@@ -69,12 +69,13 @@ def compile_all(architecture, processes, compile_one=compile_module):
         return sorted(pool.map(partial(compile_one, architecture), range(count)), reverse=True)
 
 
-def pytest_command(processes, summary, durations, tests):
+def pytest_command(processes, summary, durations, tests, *, slow=False):
     """The run of the tests, in the order that the plugin gives a parallel run."""
     return [
-        *(sys.executable, "-m", "pytest", "-q", "-rf", "-m", "gpu and not slow"),
+        *(sys.executable, "-m", "pytest", "-q", "-rf"),
+        *("-m", "gpu" if slow else "gpu and not slow"),
         *("-n", str(processes), "--dist", "load", "--maxschedchunk=1"),
-        *(f"--timeout={TEST_SECONDS}", f"--durations={durations}"),
+        *(f"--timeout={SLOW_SECONDS if slow else TEST_SECONDS}", f"--durations={durations}"),
         f"--graphcore-summary={summary}",
         *tests,
     ]
@@ -86,6 +87,7 @@ def main():
     parser.add_argument("--summary", default=SUMMARY, help="the file to write ({device}: its name)")
     parser.add_argument("--processes", type=int, default=min(MOST_PROCESSES, os.cpu_count() or 1))
     parser.add_argument("--durations", type=int, default=15)
+    parser.add_argument("--slow", action="store_true", help="the tests marked slow, too")
     parser.add_argument("--limit", type=float, help="seconds after which tests are skipped")
     given, more = parser.parse_known_args()
     environment = {"OMP_NUM_THREADS": "1", **os.environ}  # as many processes as cores
@@ -99,7 +101,9 @@ def main():
     seconds, (longest, name) = time.perf_counter() - start, done[0]
     print(f"{len(done)} modules compiled in {seconds:.0f} s; longest {longest:.1f} s: {name}")
     summary = given.summary.format(device=info.name.split()[-1].lower())
-    command = pytest_command(given.processes, summary, given.durations, given.tests)
+    command = pytest_command(
+        given.processes, summary, given.durations, given.tests, slow=given.slow
+    )
     return subprocess.run(command + more, check=False, env=environment).returncode
 
 

@@ -31,7 +31,8 @@ SETTINGS = [
     for boundary, overlap in itertools.product((0, 1), (0, 1))
 ]
 PROMPT_ROWS = 21
-LENGTHS = [pytest.param(34, id="short"), pytest.param(2000, id="long", marks=pytest.mark.slow)]
+LONG = (pytest.mark.slow, pytest.mark.lengthy)
+LENGTHS = [pytest.param(34, id="short"), pytest.param(2000, id="long", marks=LONG)]
 
 
 class Rows:
@@ -132,7 +133,7 @@ def take_turns(
 
 @pytest.mark.parametrize(
     "rounds",
-    [pytest.param(6, id="short"), pytest.param(1000, id="long", marks=pytest.mark.slow)],
+    [pytest.param(6, id="short"), pytest.param(1000, id="long", marks=LONG)],
 )
 def test_rounds_of_draft_verification_decode_and_prompt_capture_each_variant_once(
     graphcore_driver: Driver, rounds: int
@@ -177,7 +178,7 @@ def _verification(reuse: GraphReuse, rows: Rows) -> Any:
 
 @pytest.mark.parametrize(
     "tokens",
-    [pytest.param(60, id="short"), pytest.param(4096, id="long", marks=pytest.mark.slow)],
+    [pytest.param(60, id="short"), pytest.param(4096, id="long", marks=LONG)],
 )
 def test_a_long_generation_is_bit_equal_with_a_graph_and_without(
     graphcore_driver: Driver, tokens: int
