@@ -19,7 +19,7 @@ from graphcore_kernels._module import load_through_cupy, read_source
 from graphcore_kernels.moe_grouped_gemm_reference import combine_reference, product_reference
 
 Layout = Literal["nk", "kn"]
-Way = Literal["direct", "flow", "stream", "tile", "fma", "warpgroups"]
+Way = Literal["direct", "flow", "stream", "tile", "warpgroups"]
 
 THREADS = 256
 CHUNK_BYTES = 16
@@ -71,9 +71,9 @@ class Form:
         name: Of the form.
         columns: Of the weights, that a task takes; in a flow, that a warp takes at a time.
         tokens: The most rows that a pass over the weights takes.
-        way: All but "tile" take all rows of an expert, pass after pass: "direct" from memory into
-            registers, "flow" through one ring of copies from the first expert to the last,
-            "stream" task by task. "tile", "fma" (in F32 arithmetic) and "warpgroups" take tiles.
+        way: "direct" (from memory into registers), "flow" (through one ring of copies from the
+            first expert to the last) and "stream" (task by task) take all rows of an expert, pass
+            after pass; "tile" and "warpgroups" take tiles.
         blocks: That a multiprocessor holds at once, where it has room.
         shape: Of a form of warpgroups, which sm_90a has.
     """
@@ -87,15 +87,15 @@ class Form:
 
     def tasks(self, rows: int, experts: int, columns: int) -> int:
         """The most tasks that ``rows`` rows of ``experts`` experts can make."""
-        has_tiles = self.way in {"tile", "fma", "warpgroups"}
+        has_tiles = self.way in {"tile", "warpgroups"}
         most = min(rows, experts) + (rows // self.tokens if has_tiles else 0)
         return most * -(-columns // self.columns)
 
     def ring_bytes(self, capability: tuple[int, int]) -> int:
         """Shared memory, on devices of this capability, for what is copied ahead."""
-        is_roomy = self.blocks == 1 and capability in _ROOMY
         if self.way == "direct":
             return _DIRECT_RING_BYTES
+        is_roomy = capability in _ROOMY
         if self.way == "flow":
             return _FLOW_RING_BYTES[is_roomy]
         return _LARGE_RING_BYTES if is_roomy else _RING_BYTES
@@ -124,25 +124,11 @@ DIRECT = Form("direct", 16, 8, way="direct", blocks=4)
 # F32 arithmetic has more sums, and three products more parts: four blocks would spill on sm_100
 DIRECT_WIDE = Form("direct", 16, 8, way="direct", blocks=3)
 FLOW = Form("flow", 16, 64, way="flow", blocks=1)
-NARROW = Form("narrow", 16, 16, way="stream", blocks=2)
-MEDIUM = Form("medium", 32, 16, way="stream", blocks=2)
 WIDE = Form("wide", 64, 32, way="stream", blocks=1)
 WIDE_16 = Form("wide", 64, 16, way="stream", blocks=1)
 TILE_64 = Form("tile64", 128, 64, way="tile", blocks=1)
 TILE_128 = Form("tile128", 128, 128, way="tile", blocks=1)
-FMA_256 = Form("fma256", 128, 256, way="fma", blocks=1)
-# of layout "nk"; no device has measured them
-_OF_F32: Mapping[str, tuple[Form, ...]] = {
-    "ieee": (DIRECT_WIDE, FMA_256),
-    "tf32x3": (DIRECT_WIDE,),
-    "tf32": (DIRECT, FLOW),
-}
-_OF_16_BITS = (
-    WarpgroupShape(256, 64, 8, 5),
-    WarpgroupShape(128, 256, 32, 4),
-    WarpgroupShape(128, 256, 16, 4),
-    WarpgroupShape(128, 128, 16, 6, teams=2),
-)
+_OF_16_BITS = (WarpgroupShape(256, 64, 8, 5), WarpgroupShape(128, 256, 32, 4))
 _SHAPES: Mapping[str, tuple[WarpgroupShape, ...]] = {
     "bf16": _OF_16_BITS,
     "f16": _OF_16_BITS,
@@ -150,29 +136,27 @@ _SHAPES: Mapping[str, tuple[WarpgroupShape, ...]] = {
         WarpgroupShape(256, 64, 8, 4, itemsize=4, is_split=True),
         WarpgroupShape(128, 128, 16, 4, itemsize=4, is_split=True),
     ),
-    "tf32": (
-        WarpgroupShape(256, 64, 8, 5, itemsize=4),
-        WarpgroupShape(128, 256, 32, 4, itemsize=4),
-    ),
+    "tf32": (WarpgroupShape(256, 64, 8, 5, itemsize=4),),
 }
 
 # The rows for each expert that has any, up to which a form is chosen, and those above which a form
-# of warpgroups is, the widest first. What no device has measured is in neither: it is taken by
-# name alone.
+# of warpgroups is, the widest first: by what an H200 measured, see docs/kernel-notes.md.
 _MOST_ROWS_OF_16_BITS = {
     "direct": 4, "flow": 64, "wide": 32, "tile64": 96, "tile128": math.inf
 }  # fmt: skip
 _MOST_ROWS: Mapping[str, Mapping[str, float]] = {
     "bf16": _MOST_ROWS_OF_16_BITS,
     "f16": _MOST_ROWS_OF_16_BITS,
-    "ieee": {"narrow": 4, "wide": 32, "tile64": 96, "tile128": math.inf},
-    "tf32x3": {"narrow": 4, "wide": 32, "tile64": math.inf},
-    "tf32": {"narrow": 4, "medium": 16, "wide": 32, "tile64": 96, "tile128": math.inf},
+    "ieee": {"direct": 3, "wide": 32, "tile64": 96, "tile128": math.inf},
+    "tf32x3": {"direct": 3, "wide": 32, "tile64": math.inf},
+    "tf32": {"direct": 3, "wide": 32, "tile64": 96, "tile128": math.inf},
 }
 _LEAST_ROWS_OF_16_BITS = {"warpgroup256": 40, "warpgroup64": 4}
 _LEAST_ROWS: Mapping[str, Mapping[str, float]] = {
     "bf16": _LEAST_ROWS_OF_16_BITS,
     "f16": _LEAST_ROWS_OF_16_BITS,
+    "tf32x3": {"warpgroup128": 48, "warpgroup64": 10},
+    "tf32": {"warpgroup64": 4},
 }
 
 
@@ -180,7 +164,7 @@ _LEAST_ROWS: Mapping[str, Mapping[str, float]] = {
 def warpgroups_of(arithmetic: str) -> Mapping[str, Form]:
     """The forms of warpgroups by name; none of "ieee"."""
     forms = [
-        Form(shape.name, shape.columns, shape.tokens, way="warpgroups", blocks=1,
+        Form(f"warpgroup{shape.tokens}", shape.columns, shape.tokens, way="warpgroups", blocks=1,
              shape=shape)
         for shape in _SHAPES.get(arithmetic, ())
     ]  # fmt: skip
@@ -194,11 +178,9 @@ def forms_of(arithmetic: str, layout: Layout) -> dict[str, Form]:
     if layout == "nk" and ITEMSIZES[arithmetic] == 2:
         forms[:1] = [DIRECT, FLOW]
     elif layout == "nk":  # of [K, N] a warp reads whole chunks of columns
-        forms[:0] = [NARROW, MEDIUM] if has_room else [NARROW]
+        forms.insert(0, DIRECT if has_room else DIRECT_WIDE)
     if arithmetic != "tf32x3":
         forms.append(TILE_128)
-    if layout == "nk":
-        forms += _OF_F32.get(arithmetic, ())
     return {form.name: form for form in forms}
 
 
@@ -243,7 +225,6 @@ _WAYS: dict[Way, tuple[str, ...]] = {
     "flow": ("arrivals", "grouped_rows", "gemm_sums", "gemm_units", "gemm_shares", "gemm_flow"),
     "stream": ("grouped_rows", "gemm_sums", "gemm_stream", "gemm_tasks"),
     "tile": ("grouped_rows", "gemm_sums", "gemm_tile", "gemm_tasks"),
-    "fma": ("grouped_rows", "gemm_sums", "gemm_units", "gemm_fma", "gemm_tasks"),
 }
 
 
@@ -254,7 +235,7 @@ def product_source(arithmetic: str, layout: Layout, form: Form, ring_bytes: int)
         "NAME": product_name(arithmetic, layout, form),
         "PRECISION": ARITHMETIC.index(arithmetic),
         "KN": int(layout == "kn"),
-        "TILES": 4 if form.way in {"tile", "fma"} else form.columns // 16,
+        "TILES": 4 if form.way == "tile" else form.columns // 16,
         "TOKENS": form.tokens,
         "BLOCKS": form.blocks,
         "RING": ring_bytes // CHUNK_BYTES,

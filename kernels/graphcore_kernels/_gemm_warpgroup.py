@@ -25,14 +25,12 @@ if TYPE_CHECKING:
 _CAPABILITY = (9, 0)
 _PRECISIONS = {"bf16": 0, "f16": 1, "tf32x3": 3, "tf32": 4}
 """By number, as the source has them."""
-_WARPGROUP = 128
-"""Threads."""
+_THREADS, _WARPS = 384, 12
 _GROUP = 8
 """Gates before their ups."""
 _ROW_BYTES = 128
 """Of the depth, of a box: 64 elements, or 32 of F32."""
-_TURNED_TOKENS = {1: 32, 2: 16}
-"""Elements of 16 bits on their way out, twice for each of two warpgroups: rows of 128 bytes."""
+_TURNED_BYTES = 4 * 4096
 _BARRIER_BYTES = 256
 _CONCAT = 1
 
@@ -44,12 +42,11 @@ class WarpgroupShape:
     Args:
         columns: Of the weights: 128 or 256.
         tokens: The most rows.
-        grain: Rows that are added at once to what a task takes, and of a box of x: an eighth or a
-            sixteenth of ``tokens`` and a multiple of 8.
+        grain: Rows that are added at once to what a task takes, and of a box of x: an eighth of
+            ``tokens`` and a multiple of 8.
         stages: Of the ring, 128 bytes of the depth each.
         itemsize: Of the elements, in bytes.
         is_split: Whether the ring also has what rounding tokens took.
-        teams: Of two warpgroups, that take turns: one writes results while another multiplies.
     """
 
     columns: int
@@ -58,32 +55,18 @@ class WarpgroupShape:
     stages: int
     itemsize: int = 2
     is_split: bool = False
-    teams: int = 1
-
-    @property
-    def name(self) -> str:
-        """Of the form: its most rows; a finer grain, and several teams, are said."""
-        fine = f"by{self.grain}" if self.tokens > 8 * self.grain else ""
-        return f"warpgroup{self.tokens}{fine}" + (f"x{self.teams}" if self.teams > 1 else "")
-
-    @property
-    def threads(self) -> int:
-        """Of a block: one warpgroup copies."""
-        return (1 + 2 * self.teams) * _WARPGROUP
 
     def shared_bytes(self, experts: int) -> int:
         """The ring, elements of 16 bits on their way out, factors, barriers, and tables."""
         ring = self.stages * (self.columns + (1 + self.is_split) * self.tokens) * _ROW_BYTES
-        is_turned = self.grain % 16 == 0 and self.itemsize == 2
-        turned = is_turned * self.teams * 4 * _TURNED_TOKENS[self.teams] * _ROW_BYTES
-        factors = self.teams * 2 * 4 * self.tokens
-        tables = 4 * (self.threads // 32 + 3 * experts + 2)
-        return ring + turned + factors + _BARRIER_BYTES + tables
+        turned = _TURNED_BYTES if self.grain == 32 and self.itemsize == 2 else 0
+        tables = 4 * (_WARPS + 3 * experts + 2)
+        return ring + turned + 2 * 4 * self.tokens + _BARRIER_BYTES + tables
 
     def config(self, tasks: int, experts: int, device: DeviceInfo) -> LaunchConfig:
         """The launch shape: a block for each multiprocessor, fewer where there is less to do."""
         blocks = min(device.multiprocessors, tasks)
-        return LaunchConfig((blocks, 1, 1), (self.threads, 1, 1), self.shared_bytes(experts))
+        return LaunchConfig((blocks, 1, 1), (_THREADS, 1, 1), self.shared_bytes(experts))
 
 
 @cache
@@ -100,14 +83,13 @@ def warpgroup_kernel(
     """The kernel of one element type, with or without an activation, and of F32 products or not."""
     name += "_pairs" * has_pairs + "_products" * is_combined
     chosen = {
-        "THREADS": shape.threads,
+        "THREADS": _THREADS,
         "GEMM_NAME": name,
         "GEMM_PRECISION": _PRECISIONS[arithmetic],
         "GEMM_WIDTH": shape.columns,
         "GEMM_TOKENS": shape.tokens,
         "GEMM_GRAIN": shape.grain,
         "GEMM_STAGES": shape.stages,
-        "GEMM_TEAMS": shape.teams,
         "GEMM_PAIRS": int(has_pairs),
         "GEMM_COMBINED": int(is_combined),
     }

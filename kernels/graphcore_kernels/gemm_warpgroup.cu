@@ -1,14 +1,12 @@
 // gemm_warpgroup: the product of elements of 16 bits by the warpgroups of sm_90a.
 //
-// One warpgroup copies ahead; a team of two multiplies, half of the columns of the weights each.
-// With few tokens a stage is small and the ring deep: weights stream. Two teams take turns: one
-// writes its results while the other multiplies.
+// One warpgroup copies ahead; two multiply, half of the columns of the weights each. With few tokens
+// a stage is small and the ring deep: weights stream.
 
 #define GATHERERS WARPGROUP  // threads
-// of a thread; with 168 at the start, or 96 for two teams, FEW + 2 TEAMS * MANY must not be above
-// 1 + 2 TEAMS times that
-#define FEW_REGISTERS (GEMM_TEAMS == 1 ? 104 : 64)
-#define MANY_REGISTERS (GEMM_TEAMS == 1 ? 200 : 104)
+// of a thread; with 168 at the start, FEW + 2 MANY must not be above 3 * 168
+#define FEW_REGISTERS 104
+#define MANY_REGISTERS 200
 
 // by a warpgroup: weights in boxes, rows of x chunk by chunk
 __device__ __forceinline__ void copy_gathered(
@@ -56,9 +54,9 @@ __device__ __forceinline__ void copy_all(
     else if (threadIdx.x == 0) copy_boxes(p, weights, x, ring);
 }
 
-// where tokens are turned over, one time and the next
+// where 32 tokens are turned over, one time and the next
 __device__ __forceinline__ char* turned_of(const Worker& worker, int turn) {
-    return ring_memory + TURNED_AT + (worker.number() * 2 + turn % 2) * TURNED_BYTES;
+    return ring_memory + TURNED_AT + (worker.group * 2 + turn % 2) * TURNED_BYTES;
 }
 
 __device__ __forceinline__ void write_chunk(
@@ -73,65 +71,47 @@ __device__ __forceinline__ void write_chunk(
     for (int i = 0; i < count; ++i) to[i] = reinterpret_cast<const u16*>(from)[i];
 }
 
-// Elements of 16 bits: 16 or 32 tokens at once are turned over in shared memory, where a row is a
-// token's columns of this warpgroup, its chunks exchanged so that no two meet in a bank.
-template <bool HAS_PAIRS, int TOKENS>
-__device__ __forceinline__ void write_turned(
-    const Problem& p, const Task& task, const Worker& worker, int first, int begin, int turn,
-    bool is_wide, const float* part) {
-    constexpr int CHUNKS = HAS_PAIRS ? 4 : 8;
-    const int block = worker.lane / 8;
-    const auto place = [&](int token, int chunk) {
-        return token * CHUNKS * 16 + (chunk ^ (HAS_PAIRS ? token / 2 % 4 : token % 8)) * 16;
-    };
-    char* const turned = turned_of(worker, turn);
-    const u32 to = shared_address(turned);
-    if constexpr (HAS_PAIRS && TOKENS == 32) {
-        const int token = block * 8 + worker.lane % 8;
-        store_turned(to + place(token, worker.warp), to_pair(part[0], part[1]),
-                     to_pair(part[4], part[5]), to_pair(part[8], part[9]),
-                     to_pair(part[12], part[13]));
-    } else if constexpr (HAS_PAIRS) {
-        const int token = block % 2 * 8 + worker.lane % 8;
-        store_turned(to + place(token, worker.warp), to_pair(part[0], part[1]),
-                     to_pair(part[4], part[5]));
-    } else {
-#pragma unroll
-        for (int i = 0; i < TOKENS / 16; ++i) {
-            const int token = i * 16 + block / 2 * 8 + worker.lane % 8;
-            const float* const four = part + i * 8;
-            store_turned(to + place(token, worker.warp * 2 + block % 2),
-                         to_pair(four[0], four[1]), to_pair(four[2], four[3]),
-                         to_pair(four[4], four[5]), to_pair(four[6], four[7]));
-        }
-    }
-    wait_for_warpgroup(1 + worker.number());
-#pragma unroll
-    for (int i = 0; i < (TOKENS * CHUNKS + WARPGROUP - 1) / WARPGROUP; ++i) {
-        const int n = i * WARPGROUP + worker.thread(), token = n / CHUNKS, chunk = n % CHUNKS;
-        const int row = task.begin + begin + token, column = first + chunk * V;
-        const bool is_turned = TOKENS * CHUNKS % WARPGROUP == 0 || token < TOKENS;
-        if (is_turned && row < task.end && column < out_columns(p))
-            write_chunk(p, row, column, turned + place(token, chunk), is_wide);
-    }
-}
-
+// Elements of 16 bits: 32 tokens after the other are turned over in shared memory, where a row
+// is a token's columns of this warpgroup, its chunks exchanged so that no two meet in a bank.
 template <bool HAS_PAIRS, int COUNT>
 __device__ __forceinline__ void write_elements(
     const Problem& p, const Task& task, const Worker& worker, int half, const float (&sum)[COUNT]) {
-    constexpr int ROUNDS = 2 * COUNT / TURNED_TOKENS, REST = 2 * COUNT % TURNED_TOKENS;
-    const int first = first_column<HAS_PAIRS>(task, worker, half);
-    const int turn = half * (ROUNDS + (REST > 0));
+    constexpr int CHUNKS = HAS_PAIRS ? 4 : 8, ROUNDS = COUNT / 16;
+    const int first = first_column<HAS_PAIRS>(task, worker, half), block = worker.lane / 8;
     const bool is_wide =
         (reinterpret_cast<u64>(p.out) | static_cast<u64>(p.out_stride) * ELEMENT) % 16 == 0;
+    const auto place = [&](int token, int chunk) {
+        return token * CHUNKS * 16 + (chunk ^ (HAS_PAIRS ? token / 2 % 4 : token % 8)) * 16;
+    };
 #pragma unroll
-    for (int round = 0; round < ROUNDS; ++round)
-        write_turned<HAS_PAIRS, TURNED_TOKENS>(p, task, worker, first, round * TURNED_TOKENS,
-                                               turn + round, is_wide,
-                                               sum + round * (TURNED_TOKENS / 2));
-    if constexpr (REST > 0)
-        write_turned<HAS_PAIRS, REST>(p, task, worker, first, ROUNDS * TURNED_TOKENS,
-                                      turn + ROUNDS, is_wide, sum + ROUNDS * (TURNED_TOKENS / 2));
+    for (int round = 0; round < ROUNDS; ++round) {
+        char* const turned = turned_of(worker, half * ROUNDS + round);
+        const u32 to = shared_address(turned);
+        const float* const part = sum + round * 16;
+        if (HAS_PAIRS) {
+            const int token = block * 8 + worker.lane % 8;
+            store_turned(to + place(token, worker.warp), to_pair(part[0], part[1]),
+                         to_pair(part[4], part[5]), to_pair(part[8], part[9]),
+                         to_pair(part[12], part[13]));
+        } else {
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                const int token = i * 16 + block / 2 * 8 + worker.lane % 8;
+                const float* const four = part + i * 8;
+                store_turned(to + place(token, worker.warp * 2 + block % 2),
+                             to_pair(four[0], four[1]), to_pair(four[2], four[3]),
+                             to_pair(four[4], four[5]), to_pair(four[6], four[7]));
+            }
+        }
+        wait_for_warpgroup(1 + worker.group);
+#pragma unroll
+        for (int i = 0; i < CHUNKS / 4; ++i) {
+            const int n = i * WARPGROUP + worker.thread(), token = n / CHUNKS, chunk = n % CHUNKS;
+            const int row = task.begin + round * 32 + token, column = first + chunk * V;
+            if (row < task.end && column < out_columns(p))
+                write_chunk(p, row, column, turned + place(token, chunk), is_wide);
+        }
+    }
 }
 
 template <bool HAS_PAIRS, int COUNT>
@@ -170,7 +150,6 @@ __device__ __forceinline__ void do_block(
     for (int half = 0; half < HALVES; ++half)
 #pragma unroll
         for (int i = 0; i < TOKENS / 2; ++i) sum[half][i] = 0.0f;
-    begin_turn(worker, ring);
     u32 last = 0;  // the barrier of a stage that is being read
 #pragma unroll 1
     for (int step = 0; step < steps; ++step, ring.go_on()) {
@@ -189,7 +168,6 @@ __device__ __forceinline__ void do_block(
         if (last && worker.lane == 0) arrive(last);
         last = ring.empty();
     }
-    end_turn(worker, ring);
     wait_for_products<0>();
 #pragma unroll
     for (int half = 0; half < HALVES; ++half) hold(sum[half]);
@@ -198,12 +176,12 @@ __device__ __forceinline__ void do_block(
     for (int i = 0; i < SCALES; ++i)
         if (worker.thread() + i * WARPGROUP < GEMM_TOKENS)
             worker.scales()[worker.thread() + i * WARPGROUP] = scale[i];
-    wait_for_warpgroup(1 + worker.number());
+    wait_for_warpgroup(1 + worker.group);
 #pragma unroll
     for (int half = 0; half < HALVES; ++half)
         finish_block<GEMM_PAIRS>(p, task, worker, half, sum[half]);
     // the factors of the next block come where these are
-    if (GEMM_COMBINED || !TURNS_OVER) wait_for_warpgroup(1 + worker.number());
+    if (GEMM_COMBINED || !TURNS_OVER) wait_for_warpgroup(1 + worker.group);
 #if GEMM_COMBINED
     if (task.tile || worker.group) return;
     for (int m = worker.thread(); m < count; m += WARPGROUP) {
@@ -229,16 +207,6 @@ __device__ __forceinline__ void do_block_of(
         case 5: do_block<most(5)>(p, task, worker, ring); break;
         case 6: do_block<most(6)>(p, task, worker, ring); break;
         case 7: do_block<most(7)>(p, task, worker, ring); break;
-#if GEMM_TOKENS / GEMM_GRAIN > 8
-        case 8: do_block<most(8)>(p, task, worker, ring); break;
-        case 9: do_block<most(9)>(p, task, worker, ring); break;
-        case 10: do_block<most(10)>(p, task, worker, ring); break;
-        case 11: do_block<most(11)>(p, task, worker, ring); break;
-        case 12: do_block<most(12)>(p, task, worker, ring); break;
-        case 13: do_block<most(13)>(p, task, worker, ring); break;
-        case 14: do_block<most(14)>(p, task, worker, ring); break;
-        case 15: do_block<most(15)>(p, task, worker, ring); break;
-#endif
-        default: do_block<GEMM_TOKENS>(p, task, worker, ring);
+        default: do_block<most(8)>(p, task, worker, ring);
     }
 }

@@ -7,7 +7,7 @@
 // bits depend neither on its neighbours nor on where its expert lies.
 //
 // The host defines GEMM_NAME, GEMM_PRECISION (0 bf16, 1 f16, 2 ieee, 3 tf32x3, 4 tf32), GEMM_KN
-// (weights [K, N]; else [N, K]), GEMM_TILES (16-row tiles of a warp: 1, 2 or 4), GEMM_TOKENS (most
+// (weights [K, N]; else [N, K]), GEMM_TILES (16-row tiles of a warp: 1 or 4), GEMM_TOKENS (most
 // rows of a pass), GEMM_BLOCKS (of a multiprocessor) and GEMM_RING (chunks of shared memory). It
 // puts tensor_cores, grouped_rows, gemm_sums, and what says how a form works before this text.
 

@@ -185,12 +185,12 @@ class MoeGroupedGemm:
                 any contents; needed with ``scatter`` only. None allocates it.
             error: int32 [1], raised by the device to expert * 256 + fault (GemmFault) where that
                 is greater, and never cleared. None allocates it.
-            form: "direct", "flow", "narrow", "medium", "wide", "tile64", "tile128" or "fma256"
-                instead of what suits the capacities. Every precision and layout has some of them.
-                "warpgroup64", "warpgroup128" (of "tf32x3") and "warpgroup256" (of 16-bit elements
-                and "tf32") are for layout "nk" on devices of capability (9, 0), rows of x and of
-                the weights that share no memory, and with an activation N a multiple of 16; they
-                are taken unasked only where they can be, and for float32 only by name.
+            form: "direct", "flow", "wide", "tile64" or "tile128" instead of what suits the
+                capacities. Every precision and layout has some of them. "warpgroup64" (not of
+                "ieee"), "warpgroup128" (of "tf32x3") and "warpgroup256" (of 16-bit elements) are
+                for layout "nk" on devices of capability (9, 0), rows of x and of the weights that
+                share no memory, and with an activation N a multiple of 16; they are taken unasked
+                only where they can be.
             stream: Anything that is a stream. None: the capture under way on this thread, else
                 torch's or CuPy's current stream where the tensors are theirs, else the legacy one.
             driver: The driver to launch through. None: the stream's, the capture's or the device's.

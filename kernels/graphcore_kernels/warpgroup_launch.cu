@@ -2,19 +2,9 @@
 
 __device__ __forceinline__ void multiply(
     const Problem& p, const Worker& worker, Ring ring) {
-    int team = 0;
-    if (worker.team) end_turn(worker, ring);  // the first turn is the other's
 #pragma unroll 1
     for (int n = own_block(); n < SharedTasks(p).count(p); n += gridDim.x) {
         const Task task = SharedTasks(p).find(p, n);
-        if (GEMM_TEAMS > 1) {
-            const bool is_own = team == worker.team;
-            team = !team;
-            if (!is_own) {
-                ring.pass(steps_of(p, task));
-                continue;
-            }
-        }
         do_block_of(p, task, worker, ring);
     }
 }
@@ -38,8 +28,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) GEMM_NAME(
             begin_barrier(ring.full() + i * 8, gather ? 1 + GATHERERS : 1);
             begin_barrier(ring.empty() + i * 8, 2 * WARPGROUP / 32);
         }
-        for (int team = 0; GEMM_TEAMS > 1 && team < GEMM_TEAMS; ++team)
-            begin_barrier(ring.turn_of(team), 2 * WARPGROUP / 32);
         begin_other_barriers(ring);
         publish_barriers();
     }
@@ -49,9 +37,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) GEMM_NAME(
         copy_all(p, weights_map, x_map, ring);
     } else {
         take_registers<MANY_REGISTERS>();
-        const int number = threadIdx.x / WARPGROUP - 1;
-        const Worker worker{GEMM_TEAMS == 1 ? 0 : number / 2, GEMM_TEAMS == 1 ? number : number % 2,
-                            static_cast<int>(threadIdx.x) / 32 % 4,
+        const int group = threadIdx.x / WARPGROUP - 1;
+        const Worker worker{group, static_cast<int>(threadIdx.x) / 32 % 4,
                             static_cast<int>(threadIdx.x) % 32};
         multiply(p, worker, ring);
     }

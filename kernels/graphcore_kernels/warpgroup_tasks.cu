@@ -9,9 +9,9 @@
 //
 // The host defines GEMM_NAME, GEMM_PRECISION (0 bf16, 1 f16, 3 tf32x3, 4 tf32), GEMM_PAIRS,
 // GEMM_COMBINED, GEMM_WIDTH (columns of the weights of a task), GEMM_TOKENS, GEMM_GRAIN (tokens that
-// are added at once to what a task takes, a multiple of 8), GEMM_STAGES and GEMM_TEAMS (of two
-// warpgroups, that take turns), and puts tensor_cores, warpgroups and grouped_rows before this
-// text; gemm_warpgroup or gemm_warpgroup_f32 and then warpgroup_launch come behind it.
+// are added at once to what a task takes, a multiple of 8) and GEMM_STAGES, and puts tensor_cores,
+// warpgroups and grouped_rows before this text; gemm_warpgroup or gemm_warpgroup_f32 and then
+// warpgroup_launch come behind it.
 
 #define ELEMENT (GEMM_PRECISION < 2 ? 2 : 4)
 #define V (16 / ELEMENT)  // elements of a chunk
@@ -23,14 +23,13 @@
 // tokens of three products lie in two parts: rounded, and what that took
 #define STAGE_BYTES (WEIGHT_BYTES + (GEMM_PRECISION == 3 ? 2 : 1) * TOKEN_BYTES)
 #define WARPGROUP 128
-#define TURNS_OVER (ELEMENT == 2 && GEMM_GRAIN % 16 == 0)  // elements on their way out
-#define TURNED_TOKENS (GEMM_TEAMS == 1 ? 32 : 16)          // at once, by 64 columns
-#define TURNED_BYTES (TURNED_TOKENS * 128)
+#define TURNS_OVER (ELEMENT == 2 && GEMM_GRAIN == 32)  // elements on their way out
+#define TURNED_BYTES 4096                              // of 32 tokens by 64 columns
 
 // where everything lies in shared memory, in bytes; the ring first
 #define TURNED_AT (GEMM_STAGES * STAGE_BYTES)
-#define SCALES_AT (TURNED_AT + TURNS_OVER * GEMM_TEAMS * 4 * TURNED_BYTES)
-#define BARRIERS_AT (SCALES_AT + GEMM_TEAMS * 2 * GEMM_TOKENS * 4)
+#define SCALES_AT (TURNED_AT + TURNS_OVER * 4 * TURNED_BYTES)
+#define BARRIERS_AT (SCALES_AT + 2 * GEMM_TOKENS * 4)
 #define TABLES_AT (BARRIERS_AT + 256)
 
 // tasks of an expert in the order in which multiprocessors that work at once share most
@@ -93,21 +92,15 @@ struct Ring {
     u32 start;
     int stage = 0;
     u32 phase = 0;
-    u32 turn = 0;  // the phase of the barrier of this team's next turn
 
     __device__ __forceinline__ u32 memory() const { return start + stage * STAGE_BYTES; }
     __device__ __forceinline__ u32 full() const { return start + BARRIERS_AT + stage * 8; }
     __device__ __forceinline__ u32 empty() const { return full() + GEMM_STAGES * 8; }
     __device__ __forceinline__ u32 ready() const { return empty() + GEMM_STAGES * 8; }
-    __device__ __forceinline__ u32 turn_of(int team) const { return start + TABLES_AT - 16 + team * 8; }
     __device__ __forceinline__ void go_on() {
         if (++stage < GEMM_STAGES) return;
         stage = 0;
         phase ^= 1;
-    }
-    __device__ __forceinline__ void pass(int steps) {
-        phase ^= (stage + steps) / GEMM_STAGES % 2;
-        stage = (stage + steps) % GEMM_STAGES;
     }
 };
 
@@ -154,30 +147,16 @@ __device__ __forceinline__ int source_of(const Problem& p, const Task& task, int
     return -1;
 }
 
-// of a thread of the warpgroups that multiply; group: of its team
+// of a thread of the warpgroups that multiply
 struct Worker {
-    int team, group, warp, lane;
-
-    __device__ __forceinline__ int number() const { return team * 2 + group; }
+    int group, warp, lane;
 
     __device__ __forceinline__ int thread() const { return warp * 32 + lane; }
 
     __device__ __forceinline__ float* scales() const {
-        return reinterpret_cast<float*>(ring_memory + SCALES_AT) + number() * GEMM_TOKENS;
+        return reinterpret_cast<float*>(ring_memory + SCALES_AT) + group * GEMM_TOKENS;
     }
 };
-
-// A team multiplies once the other has met its last stage: the stages of one are behind those of
-// the other, and a barrier tells no more than whether the ring was passed an odd number of times.
-__device__ __forceinline__ void begin_turn(const Worker& worker, Ring& ring) {
-    if (GEMM_TEAMS == 1) return;
-    wait_for(ring.turn_of(worker.team), ring.turn);
-    ring.turn ^= 1;
-}
-
-__device__ __forceinline__ void end_turn(const Worker& worker, const Ring& ring) {
-    if (GEMM_TEAMS > 1 && worker.lane == 0) arrive(ring.turn_of(!worker.team));
-}
 
 // the first column of out of one of a warpgroup's products
 template <bool HAS_PAIRS>

@@ -216,12 +216,6 @@ __device__ __forceinline__ u64 describe(u32 address) {
 #define PLACES_7 PLACES_6 \
     ",%112,%113,%114,%115,%116,%117,%118,%119," \
     "%120,%121,%122,%123,%124,%125,%126,%127"
-#define PLACES_OF_8_FROM_32 ",%32,%33,%34,%35,%36,%37,%38,%39"
-#define PLACES_OF_8_FROM_48 ",%48,%49,%50,%51,%52,%53,%54,%55"
-#define PLACES_OF_8_FROM_64 ",%64,%65,%66,%67,%68,%69,%70,%71"
-#define PLACES_OF_8_FROM_80 ",%80,%81,%82,%83,%84,%85,%86,%87"
-#define PLACES_OF_8_FROM_96 ",%96,%97,%98,%99,%100,%101,%102,%103"
-#define PLACES_OF_8_FROM_112 ",%112,%113,%114,%115,%116,%117,%118,%119"
 #define SUMS_0 SUM_16(0)
 #define SUMS_1 SUMS_0, SUM_16(16)
 #define SUMS_2 SUMS_1, SUM_16(32)
@@ -239,30 +233,16 @@ DEFINE_PRODUCT(40, 20, 20, 21, PLACES_0 ",%16,%17,%18,%19", SUMS_0, SUM_4(16))
 DEFINE_PRODUCT(48, 24, 24, 25, PLACES_OF_48, SUMS_0, SUM_4(16), SUM_4(20))
 DEFINE_PRODUCT(56, 28, 28, 29, PLACES_OF_48 ",%24,%25,%26,%27", SUMS_0, SUM_4(16), SUM_4(20), SUM_4(24))
 DEFINE_PRODUCT(64, 32, 32, 33, PLACES_1, SUMS_1)
-DEFINE_PRODUCT(80, 40, 40, 41, PLACES_1 PLACES_OF_8_FROM_32, SUMS_1, SUM_4(32),
-               SUM_4(36))
 DEFINE_PRODUCT(96, 48, 48, 49, PLACES_2, SUMS_2)
-DEFINE_PRODUCT(112, 56, 56, 57, PLACES_2 PLACES_OF_8_FROM_48, SUMS_2, SUM_4(48),
-               SUM_4(52))
 DEFINE_PRODUCT(128, 64, 64, 65, PLACES_3, SUMS_3)
-DEFINE_PRODUCT(144, 72, 72, 73, PLACES_3 PLACES_OF_8_FROM_64, SUMS_3, SUM_4(64),
-               SUM_4(68))
 DEFINE_PRODUCT(160, 80, 80, 81, PLACES_4, SUMS_4)
-DEFINE_PRODUCT(176, 88, 88, 89, PLACES_4 PLACES_OF_8_FROM_80, SUMS_4, SUM_4(80),
-               SUM_4(84))
 DEFINE_PRODUCT(192, 96, 96, 97, PLACES_5, SUMS_5)
-DEFINE_PRODUCT(208, 104, 104, 105, PLACES_5 PLACES_OF_8_FROM_96, SUMS_5, SUM_4(96),
-               SUM_4(100))
 DEFINE_PRODUCT(224, 112, 112, 113, PLACES_6, SUMS_6)
-DEFINE_PRODUCT(240, 120, 120, 121, PLACES_6 PLACES_OF_8_FROM_112, SUMS_6, SUM_4(112),
-               SUM_4(116))
 DEFINE_PRODUCT(256, 128, 128, 129, PLACES_7, SUMS_7)
 #else
 DEFINE_PRODUCT(32, 16, 16, 17, 18, 19, 20, 21, PLACES_0, SUMS_0)
 DEFINE_PRODUCT(48, 24, 24, 25, 26, 27, 28, 29, PLACES_OF_48, SUMS_0, SUM_4(16), SUM_4(20))
 DEFINE_PRODUCT(64, 32, 32, 33, 34, 35, 36, 37, PLACES_1, SUMS_1)
-DEFINE_PRODUCT(96, 48, 48, 49, 50, 51, 52, 53, PLACES_2, SUMS_2)
-DEFINE_PRODUCT(128, 64, 64, 65, 66, 67, 68, 69, PLACES_3, SUMS_3)
 #endif
 
 // ---- finishing ---------------------------------------------------------------------------------
@@ -273,13 +253,6 @@ __device__ __forceinline__ void store_turned(u32 to, u32 a, u32 b, u32 c, u32 d)
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
                      to),
                  "r"(a), "r"(b), "r"(c), "r"(d)
-                 : "memory");
-}
-
-// two of them: lanes 0 ... 15 say where
-__device__ __forceinline__ void store_turned(u32 to, u32 a, u32 b) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(to),
-                 "r"(a), "r"(b)
                  : "memory");
 }
 

@@ -86,12 +86,12 @@ def test_a_form_that_is_refused_or_wrong_is_left_out_by_name(script, tmp_path, m
         return [spoilt(product) for product in products]
 
     monkeypatch.setattr(script, "ours", wrong)
-    asked = ("qwen3-up T=5", "--precision", "ieee", "--forms", "wide,tile64,fma256,flow")
+    asked = ("qwen3-up T=5", "--precision", "ieee", "--forms", "wide,tile64,tile128,flow")
     status, report = measured(script, tmp_path / "found.json", *asked)
     (case,) = report["cases"]
     assert status == 0
     assert case["case"] == "qwen3-up T=5 ieee"
-    assert case["forms"].keys() == {"wide", "fma256"}
+    assert case["forms"].keys() == {"wide", "tile128"}
     assert case["left_out"].keys() == {"tile64", "flow"}
     assert "tile64: expected an error of 1e-05" in case["left_out"]["tile64"]
     assert case["left_out"]["flow"].startswith("ConfigurationError: form: expected one of")

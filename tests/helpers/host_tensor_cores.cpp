@@ -41,7 +41,7 @@ static u32 max(int a, u32 b) { return a < (int)b ? b : a; }
 
 // ---- threads -----------------------------------------------------------------------------------
 
-static const int BLOCK = 640, WARP = 32, STACK = 256 * 1024;  // BLOCK: the most
+static const int BLOCK = 512, WARP = 32, STACK = 256 * 1024;  // BLOCK: the most
 static int block_size;  // of this launch
 
 struct Dim3 {

@@ -350,16 +350,5 @@ static void store_turned(u32 to, u32 a, u32 b, u32 c, u32 d) {
     }
 }
 
-static void store_turned(u32 to, u32 a, u32 b) {
-    u32(*all)[6] = show({a, b});
-    const int lane = current % WARP, block = lane / 8, row = lane % 8;
-    if (block > 1) return;
-    if (to % 16 || to + 16 > shared_chunks * 16u) return wrong();
-    for (int n = 0; n < 8; ++n) {
-        const u16 half = all[n * 4 + row / 2][block] >> row % 2 * 16;
-        memcpy(ring_memory + to + n * 2, &half, 2);
-    }
-}
-
 static float exponential(float value) { return expf(value); }
 static float reciprocal(float value) { return 1.0f / value; }

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy
 import pytest
 from graphcore_kernels import Fault, GemmFault, moe_grouped_gemm, read_fault
+from graphcore_kernels._catalogue import CAPABILITIES
 from graphcore_kernels._gemm_forms import (
     ARITHMETIC,
     MOST_EXPERTS,
@@ -91,14 +92,17 @@ def test_tables_alone_decide_where_an_expert_lies(graphcore_driver):
     assert results[0] == results[1]
 
 
-@pytest.mark.parametrize("form", ["warpgroup256", "warpgroup256by16", "warpgroup128x2"])
+MANY_TASKS = [("bfloat16", "warpgroup256"), ("tf32x3", "warpgroup128"), ("tf32", "warpgroup64")]
+
+
+@pytest.mark.parametrize(("kind", "form"), MANY_TASKS)
 @pytest.mark.parametrize("depth", [768, 1984])
-def test_many_tasks_of_many_steps_take_turns(graphcore_driver, form, depth):
+def test_many_tasks_of_many_steps_pass_the_ring_of_copies(graphcore_driver, kind, form, depth):
     """More tasks than multiprocessors; each passes the ring of copies more than once."""
     if graphcore_driver.device_info().capability != (9, 0):
         pytest.skip("only devices of capability 9.0 have warpgroups")
     case = Case((300, 40, 0, 700, 16), columns=2048, depth=depth, form=form)
-    check(graphcore_driver, every_type(case)["bfloat16"])
+    check(graphcore_driver, every_type(case)[kind])
 
 
 @pytest.mark.parametrize("form", [None, "direct", "flow", "tile64", "tile128"])
@@ -255,21 +259,66 @@ def test_no_rows_means_no_launch(graphcore_driver):
         assert run(graphcore_driver, operands).launches == ()
 
 
+# forms in order, and the rows an expert up to which they are chosen
+ANY = float("inf")
+TILES = {"tile64": 96, "tile128": ANY}
+OF_16_BITS = {"direct": 4, "flow": 64, **TILES}
+CHOSEN = {
+    ("bf16", "nk"): OF_16_BITS,
+    ("f16", "nk"): OF_16_BITS,
+    ("ieee", "nk"): {"direct": 3, "wide": 32, **TILES},
+    ("tf32x3", "nk"): {"direct": 3, "wide": 32, "tile64": ANY},
+    ("tf32", "nk"): {"direct": 3, "wide": 32, **TILES},
+    ("bf16", "kn"): {"wide": 32, **TILES},
+    ("f16", "kn"): {"wide": 32, **TILES},
+    ("ieee", "kn"): {"wide": 32, **TILES},
+    ("tf32x3", "kn"): {"wide": 32, "tile64": ANY},
+    ("tf32", "kn"): {"wide": 32, **TILES},
+}
+WARPGROUPS_OF_16_BITS = {"direct": 4, "warpgroup64": 40, "warpgroup256": ANY}
+CHOSEN_WITH_WARPGROUPS = {
+    ("bf16", "nk"): WARPGROUPS_OF_16_BITS,
+    ("f16", "nk"): WARPGROUPS_OF_16_BITS,
+    ("tf32x3", "nk"): {"direct": 3, "wide": 10, "warpgroup64": 48, "warpgroup128": ANY},
+    ("tf32", "nk"): {"direct": 3, "wide": 4, "warpgroup64": ANY},
+}
+
+
+@pytest.mark.parametrize("architecture", CAPABILITIES)
 @pytest.mark.parametrize("layout", ["nk", "kn"])
 @pytest.mark.parametrize("arithmetic", ARITHMETIC)
-def test_the_form_follows_the_rows_that_an_expert_can_have(arithmetic, layout):
-    counts = (8, 2048, 4096, 8192, 131072)
-    names = [choose_form(rows, 128, arithmetic, layout, (8, 0)).name for rows in counts]
-    on_hopper = [choose_form(rows, 128, arithmetic, layout, (9, 0)).name for rows in counts]
-    large = "tile64" if arithmetic == "tf32x3" else "tile128"
-    if arithmetic in {"bf16", "f16"} and layout == "nk":
-        assert names == ["direct", "flow", "flow", "flow", large]
-        assert on_hopper == ["direct", "warpgroup64", "warpgroup64", "warpgroup256", "warpgroup256"]
-        return
-    medium = "wide" if arithmetic in {"ieee", "tf32x3"} else "medium"
-    few = ["narrow", medium] if layout == "nk" else ["wide", "wide"]
-    assert names == [*few, "wide", "tile64", large]
-    assert on_hopper == names
+def test_the_form_follows_the_rows_that_an_expert_can_have(arithmetic, layout, architecture):
+    capability, kind = CAPABILITIES[architecture], (arithmetic, layout)
+    expected = CHOSEN[kind]
+    if architecture == "sm_90a":
+        expected = CHOSEN_WITH_WARPGROUPS.get(kind, expected)
+
+    def name_of(rows: int) -> str:
+        return choose_form(rows, 128, arithmetic, layout, capability).name
+
+    names = list(expected)
+    assert name_of(1) == name_of(128) == names[0]
+    for name, most, following in zip(names, expected.values(), names[1:], strict=False):
+        assert name_of(most * 128) == name
+        assert name_of(most * 128 + 1) == following
+    assert name_of(10**6) == names[-1]
+
+
+def test_every_form_is_chosen_somewhere():
+    chosen = {
+        (kind, name)
+        for table in (CHOSEN, CHOSEN_WITH_WARPGROUPS)
+        for kind, forms in table.items()
+        for name in forms
+    }
+    there = {
+        ((arithmetic, layout), name)
+        for arithmetic in ARITHMETIC
+        for layout in ("nk", "kn")
+        for name in [*forms_of(arithmetic, layout),
+                     *(warpgroups_of(arithmetic) if layout == "nk" else [])]
+    }  # fmt: skip
+    assert there == chosen
 
 
 # of a block at most, by compute capability (CUDA C++ programming guide)

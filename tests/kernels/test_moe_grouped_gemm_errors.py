@@ -270,17 +270,16 @@ BAD = {
     ),
     "a form of no known name": (
         operands(form="square"),
-        "form: expected one of narrow, wide, tile64, tile128, direct, fma256 for ieee in layout "
-        "'nk', got 'square'",
+        "form: expected one of direct, wide, tile64, tile128 for ieee in layout 'nk', got 'square'",
     ),
     "a form that the precision lacks": (
         operands(precision="tf32x3", form="flow"),
-        "form: expected one of narrow, wide, tile64, direct, warpgroup64, warpgroup128 for tf32x3 "
-        "in layout 'nk', got 'flow'",
+        "form: expected one of direct, wide, tile64, warpgroup64, warpgroup128 for tf32x3 in "
+        "layout 'nk', got 'flow'",
     ),
     "a form that the layout lacks": (
-        operands(weights=at(1, 5, 16, 24), layout="kn", form="narrow"),
-        "form: expected one of wide, tile64, tile128 for ieee in layout 'kn', got 'narrow'",
+        operands(weights=at(1, 5, 16, 24), layout="kn", form="direct"),
+        "form: expected one of wide, tile64, tile128 for ieee in layout 'kn', got 'direct'",
     ),
     "x on another device": (
         changed("weights", device_kind="cuda", device=1),

@@ -71,6 +71,13 @@ UNSERVED = {
         {"weights": at(1, 5, 40, 64), "activation": "swiglu", "out": at(4, 96, 20)},
         "expected N / 2 a multiple of 8 with an activation, got 20", "flow",
     ),
+    "columns of no whole groups, of F32": (
+        {
+            **F32, "weights": at(1, 5, 40, 64, dtype="float32"), "activation": "swiglu",
+            "out": at(4, 96, 20, dtype="float32"), "precision": "tf32x3",
+        },
+        "expected N / 2 a multiple of 8 with an activation, got 20", "wide",
+    ),
     "one row of x again and again": (
         {"x": at(0, 96, 64, strides=(0, 1))},
         "expected rows of x that share no memory, got strides (0, 1)", "flow",
@@ -98,17 +105,24 @@ def test_warpgroups_are_chosen_where_the_device_has_them(monkeypatch):
         form_of(driver, form="warpgroup64")
 
 
+MANY_ROWS = {
+    "x": at(0, 512, 64, dtype="float32"), "out": at(4, 512, 48, dtype="float32"),
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("precision", "forms"),
-    [("tf32x3", ["warpgroup64", "warpgroup128"]), ("tf32", ["warpgroup64", "warpgroup256"])],
+    [("tf32x3", ["warpgroup64", "warpgroup128"]), ("tf32", ["warpgroup64", "warpgroup64"])],
 )
-def test_tf32_has_forms_of_warpgroups_that_are_taken_by_name_alone(precision, forms):
+def test_tf32_is_multiplied_by_warpgroups_where_the_device_has_them(monkeypatch, precision, forms):
+    given = {"precision": precision, **F32}
+    assert [form_of(**given), form_of(**{**given, **MANY_ROWS})] == forms
     for form in forms:
-        assert form_of(precision=precision, form=form, **F32) == form
-    assert not form_of(precision=precision, **F32).startswith("warpgroup")
-    other = {"warpgroup128": "warpgroup256", "warpgroup256": "warpgroup128"}[forms[-1]]
-    with pytest.raises(ConfigurationError, match=f"expected one of .*{forms[-1]}.*got '{other}'"):
-        form_of(precision=precision, form=other, **F32)
+        assert form_of(form=form, **given) == form
+    with pytest.raises(ConfigurationError, match=f"one of .*{forms[-1]} .*got 'warpgroup256'"):
+        form_of(form="warpgroup256", **given)
+    driver = of_capability(monkeypatch, (10, 0))
+    assert form_of(driver, **given) == "wide"
 
 
 def test_rows_that_are_gathered_may_share_memory():
@@ -116,13 +130,20 @@ def test_rows_that_are_gathered_may_share_memory():
     assert form_of(**gathered) == "warpgroup64"
 
 
-def test_the_public_choice_is_that_of_a_product():
+@pytest.mark.parametrize(
+    ("dtype", "precision"),
+    [("bfloat16", "ieee"), ("float32", "ieee"), ("float32", "tf32x3"), ("float32", "tf32")],
+)
+def test_the_public_choice_is_that_of_a_product(dtype, precision):
     for rows, experts in ((96, 3), (3, 3), (96, 96), (512, 3)):
         given = {
-            "x": at(0, rows, 64), "out": at(4, rows, 48), "weights": at(1, experts, 48, 64),
-            "offsets": at(2, experts + 1, dtype="int32"), "slots": None,
+            "x": at(0, rows, 64, dtype=dtype), "out": at(4, rows, 48, dtype=dtype),
+            "weights": at(1, experts, 48, 64, dtype=dtype),
+            "offsets": at(2, experts + 1, dtype="int32"), "slots": None, "precision": precision,
         }  # fmt: skip
-        chosen = moe_grouped_gemm.choose_form(rows, experts, "bfloat16", capability=(9, 0))
+        chosen = moe_grouped_gemm.choose_form(
+            rows, experts, dtype, capability=(9, 0), precision=precision
+        )
         assert form_of(**given) == chosen
         assert form_of(**given, form=chosen) == chosen
 
