@@ -16,8 +16,8 @@ __device__ __forceinline__ void copy_gathered(
     const int own_row = threadIdx.x / 8, own_chunk = threadIdx.x % 8;
     const u32 place = WEIGHT_BYTES + own_row * STEP + (own_chunk ^ own_row % 8) * 16;
 #pragma unroll 1
-    for (int n = own_block(); n < SharedTasks(p).count(p); n += gridDim.x) {
-        const Task task = SharedTasks(p).find(p, n);
+    for (Turn turn; turn.task < SharedTasks(p).count(p); turn.go_on()) {
+        const Task task = SharedTasks(p).find(p, turn.task);
         const int steps = steps_of(p, task), tokens = tokens_of(task);
         if (!steps) continue;
         int source[PARTS];

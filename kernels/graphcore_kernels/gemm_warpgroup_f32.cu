@@ -33,8 +33,8 @@ __device__ __forceinline__ void copy_gathered(
     const int lane = threadIdx.x, own_row = lane / 8, own_chunk = lane % 8;
     const int chunks = p.depth / V;
 #pragma unroll 1
-    for (int n = own_block(); n < SharedTasks(p).count(p); n += gridDim.x) {
-        const Task task = SharedTasks(p).find(p, n);
+    for (Turn turn; turn.task < SharedTasks(p).count(p); turn.go_on()) {
+        const Task task = SharedTasks(p).find(p, turn.task);
         const int steps = steps_of(p, task), tokens = tokens_of(task);
         if (!steps) continue;
         __syncwarp();
@@ -68,8 +68,8 @@ __device__ __forceinline__ void copy_gathered(
 __device__ __forceinline__ void round_tokens(const Problem& p, Ring ring) {
     const int own = threadIdx.x - GATHERERS;
 #pragma unroll 1
-    for (int n = own_block(); n < SharedTasks(p).count(p); n += gridDim.x) {
-        const Task task = SharedTasks(p).find(p, n);
+    for (Turn turn; turn.task < SharedTasks(p).count(p); turn.go_on()) {
+        const Task task = SharedTasks(p).find(p, turn.task);
         const int steps = steps_of(p, task), chunks = tokens_of(task) * (STEP / 16);
 #pragma unroll 1
         for (int step = 0; step < steps; ++step, ring.go_on()) {

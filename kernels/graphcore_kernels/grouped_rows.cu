@@ -61,7 +61,7 @@ __device__ __forceinline__ int look_at(const Problem& p, int begin, int end, int
 // TASK_ROWS is the most rows of a task, 0 for all of an expert's.
 template <int TASK_ROWS>
 struct Tasks {
-    int* first;  // shared memory: tasks before each expert, [experts + 1]
+    int* first;  // shared memory: tasks before each turn, [experts + 1]
     int tiles;   // of columns
     bool are_offsets_bad;
 
@@ -72,7 +72,12 @@ struct Tasks {
 
     // by all threads; sums: shared memory, a number for each warp
     __device__ void plan(const Problem& p, int* sums) {
-        const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+        check(p);
+        number(p, sums, [&](int e) { return p.offsets[e + 1] - p.offsets[e]; });
+    }
+
+    // by all threads
+    __device__ __forceinline__ void check(const Problem& p) {
         int is_bad = 0;
         for (int e = threadIdx.x; e < p.experts; e += THREADS) {
             // three loads that do not wait for each other
@@ -86,13 +91,18 @@ struct Tasks {
             p.places[0] = are_offsets_bad ? 0 : p.offsets[0];
             p.places[1] = are_offsets_bad ? 0 : p.offsets[p.experts];
         }
+    }
+
+    // by all threads; rows_at: how many the expert has whose turn comes after so many others
+    template <typename RowsAt>
+    __device__ __forceinline__ void number(const Problem& p, int* sums, RowsAt rows_at) {
+        const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
         if (threadIdx.x == 0) first[0] = 0;
         int before = 0;
         for (int base = 0; base < p.experts; base += THREADS) {
             const int e = base + threadIdx.x;
             int count = 0;
-            if (e < p.experts && !are_offsets_bad)
-                count = blocks_of(p.offsets[e + 1] - p.offsets[e]) * tiles;
+            if (e < p.experts && !are_offsets_bad) count = blocks_of(rows_at(e)) * tiles;
             for (int distance = 1; distance < 32; distance *= 2) {
                 const int other = from_lane_before(count, distance);
                 if (lane >= distance) count += other;

@@ -3,8 +3,8 @@
 __device__ __forceinline__ void multiply(
     const Problem& p, const Worker& worker, Ring ring) {
 #pragma unroll 1
-    for (int n = own_block(); n < SharedTasks(p).count(p); n += gridDim.x) {
-        const Task task = SharedTasks(p).find(p, n);
+    for (Turn turn; turn.task < SharedTasks(p).count(p); turn.go_on()) {
+        const Task task = SharedTasks(p).find(p, turn.task);
         do_block_of(p, task, worker, ring);
     }
 }

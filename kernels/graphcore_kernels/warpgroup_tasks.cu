@@ -32,32 +32,58 @@
 #define BARRIERS_AT (SCALES_AT + 2 * GEMM_TOKENS * 4)
 #define TABLES_AT (BARRIERS_AT + 256)
 
+struct alignas(16) Expert {
+    int number, begin, end, slot;  // -1: no slot of the bank
+};
+
 // tasks of an expert in the order in which multiprocessors that work at once share most
 struct SharedTasks : Tasks<GEMM_TOKENS> {
     // As ``keep`` left it. Made again for each task: registers are short where sums are many
     __device__ __forceinline__ explicit SharedTasks(const Problem& p) {
-        first = table() + WARPS;
+        first = sums(p) + WARPS;
         tiles = round_up_division(p.columns, GEMM_WIDTH);
-        are_offsets_bad = *table();
+        are_offsets_bad = *sums(p);
     }
 
-    // in shared memory, [WARPS + 3 experts + 2]
-    static __device__ __forceinline__ int* table() {
-        return reinterpret_cast<int*>(ring_memory + TABLES_AT);
+    // Shared memory: the experts in the order of their turns, so that tasks are found without a look
+    // at device memory; then WARPS + experts + 1 words.
+    static __device__ __forceinline__ Expert* turns() {
+        return reinterpret_cast<Expert*>(ring_memory + TABLES_AT);
+    }
+    static __device__ __forceinline__ int* sums(const Problem& p) {
+        return reinterpret_cast<int*>(turns() + p.experts);
     }
 
-    // By all threads: behind the tasks before each expert come the problem's offsets and slots (-1
-    // beyond the bank), so that tasks are found without a look at device memory.
+    // tokens of a block where an expert has so many rows
+    __device__ __forceinline__ int size_of(int rows, int blocks) const {
+        return round_up_division(round_up_division(rows, blocks), GEMM_GRAIN) * GEMM_GRAIN;
+    }
+
+    // by all threads
     __device__ __forceinline__ void keep(const Problem& p) {
-        plan(p, table());
-        int* const to = first + p.experts + 1;
-        for (int e = threadIdx.x; e <= p.experts; e += THREADS) {
-            to[e] = p.offsets[e];
-            if (e == p.experts) continue;
-            const int slot = slot_of(p, e);
-            to[p.experts + 1 + e] = slot < p.n_slots ? slot : -1;
+        check(p);
+        sort(p);
+        number(p, sums(p), [&](int n) { return turns()[n].end - turns()[n].begin; });
+        if (threadIdx.x == 0) *sums(p) = are_offsets_bad;
+        __syncthreads();
+    }
+
+    // By all threads: experts with large blocks first, and of equal ones in their order. Blocks of
+    // threads that take tasks up and down this line (Turn) then end at about the same time.
+    __device__ __forceinline__ void sort(const Problem& p) {
+        for (int e = threadIdx.x; e < p.experts; e += THREADS) {
+            const int rows = are_offsets_bad ? 0 : p.offsets[e + 1] - p.offsets[e];
+            first[e] = rows > 0 ? size_of(rows, blocks_of(rows)) : 0;
         }
-        if (threadIdx.x == 0) *table() = are_offsets_bad;
+        __syncthreads();
+        for (int e = threadIdx.x; e < p.experts; e += THREADS) {
+            const int own = 2 * first[e], slot = slot_of(p, e);
+            int before = 0;
+#pragma unroll 4
+            for (int other = 0; other < p.experts; ++other)
+                before += 2 * first[other] + (other < e) > own;
+            turns()[before] = {e, p.offsets[e], p.offsets[e + 1], slot < p.n_slots ? slot : -1};
+        }
         __syncthreads();
     }
 
@@ -70,12 +96,12 @@ struct SharedTasks : Tasks<GEMM_TOKENS> {
                 if (first[middle] <= n) low = middle;
                 else high = middle;
             }
-            const int* const offsets = first + p.experts + 1;
-            task = {low, offsets[low], offsets[low + 1], offsets[p.experts + 1 + low], 0};
+            const Expert found = turns()[low];
+            task = {found.number, found.begin, found.end, found.slot, 0};
             n -= first[low];
         }
         const int rows = task.end - task.begin, blocks = blocks_of(rows);
-        const int size = round_up_division(round_up_division(rows, blocks), GEMM_GRAIN) * GEMM_GRAIN;
+        const int size = size_of(rows, blocks);
         const int panels = round_up_division(blocks, PANEL);
         const int most = round_up_division(blocks, panels), panel = n / (most * tiles);
         const int before = panel * most, here = min(most, blocks - before);
@@ -84,6 +110,17 @@ struct SharedTasks : Tasks<GEMM_TOKENS> {
         task.begin += (before + n % here) * size;
         task.end = min(task.end, task.begin + size);
         return task;
+    }
+};
+
+// A block's tasks: as many blocks as there are take one each, in their order, then the next as many
+// the other way round, and so on.
+struct Turn {
+    int task = own_block();
+
+    __device__ __forceinline__ void go_on() {
+        const int blocks = gridDim.x;
+        task = (2 * (task / blocks) + 2) * blocks - 1 - task;
     }
 };
 
@@ -123,8 +160,8 @@ __device__ __forceinline__ void copy_weights(
 __device__ __forceinline__ void copy_boxes(
     const Problem& p, const TensorMap& weights, const TensorMap& x, Ring ring) {
 #pragma unroll 1
-    for (int n = own_block(); n < SharedTasks(p).count(p); n += gridDim.x) {
-        const Task task = SharedTasks(p).find(p, n);
+    for (Turn turn; turn.task < SharedTasks(p).count(p); turn.go_on()) {
+        const Task task = SharedTasks(p).find(p, turn.task);
         const int steps = steps_of(p, task), tokens = tokens_of(task);
 #pragma unroll 1
         for (int step = 0; step < steps; ++step, ring.go_on()) {
