@@ -1,10 +1,11 @@
 // gemm_warpgroup_f32: the product of F32 by the warpgroups of sm_90a, in one product of TF32 an
 // element ("tf32") or in three ("tf32x3").
 //
-// Of the first warpgroup one warp copies ahead, and three round the tokens of each stage where they
-// lie and put what rounding took behind them: the tensor cores read both. Two warpgroups
-// multiply; they take weights from the ring through registers, where these are rounded and split,
-// each once. Tensor cores cut off where they add, so three products an element are summed there over
+// Of the first warpgroup one warp copies ahead, and three read the tokens of each stage: for one
+// product they round them where they lie, for three they put the low parts behind them. Tensor
+// cores cut words of 32 bits off to TF32, so that the high part is the word as it is. Two warpgroups
+// multiply; they take weights from the ring through registers, where these are rounded or split,
+// each once. Tensor cores also cut off where they add, so three products an element are summed there over
 // 8 or 16 of the depth only, small ones first; then the F32 units add. A warpgroup has two such sums
 // in turn: while the one is added, the other is made.
 
@@ -19,10 +20,12 @@
 #define FEW_REGISTERS (IS_SPLIT && HALVES == 1 ? 56 : 72)
 #define MANY_REGISTERS (IS_SPLIT && HALVES == 1 ? 224 : 216)
 
-__device__ __forceinline__ void split(u32& word, u32& rest) {
-    const u32 rounded = to_tf32(word);
-    if (IS_SPLIT) rest = to_tf32(as_word(add(as_float(word), -as_float(rounded))));
-    word = rounded;
+// What tensor cores cut off of a word, itself cut off by them: with that, 2^-22 of the word is lost at
+// most. Both parts are cut off towards zero, and nobody adds the product of two low parts: 2 units in
+// the last place make up for that on average. NaN where the word is NaN or infinite, and not finite
+// where it is one of the two greatest numbers.
+__device__ __forceinline__ u32 low_part(u32 word) {
+    return as_word(subtract(as_float(word + 2), as_float(word & 0xffffe000)));
 }
 
 // By the first warp: weights in boxes, rows of x chunk by chunk. Which rows stands in shared memory.
@@ -64,33 +67,36 @@ __device__ __forceinline__ void copy_gathered(
     wait_for_copies<0>();
 }
 
-// by the other warps of the first warpgroup
+// By the other warps of the first warpgroup, each 32 chunks at a time
 __device__ __forceinline__ void round_tokens(const Problem& p, Ring ring) {
-    const int own = threadIdx.x - GATHERERS;
+    constexpr int WARPS_OF_THESE = ROUNDERS / 32, BYTES = 32 * 16;
+    const int own = (threadIdx.x - GATHERERS) / 32, lane = threadIdx.x % 32;
 #pragma unroll 1
     for (Turn turn; turn.task < SharedTasks(p).count(p); turn.go_on()) {
         const Task task = SharedTasks(p).find(p, turn.task);
-        const int steps = steps_of(p, task), chunks = tokens_of(task) * (STEP / 16);
+        const int steps = steps_of(p, task), turns = tokens_of(task) * STEP / BYTES;
 #pragma unroll 1
         for (int step = 0; step < steps; ++step, ring.go_on()) {
             wait_for(ring.full(), ring.phase);
-            const u32 tokens = ring.memory() + WEIGHT_BYTES;
+            const u32 tokens = ring.memory() + WEIGHT_BYTES + lane * 16;
 #pragma unroll 1
-            for (int first = own; first < chunks; first += BATCH * ROUNDERS) {
+            for (int first = own; first < turns; first += BATCH * WARPS_OF_THESE) {
                 Chunk word[BATCH];
 #pragma unroll
-                for (int i = 0; i < BATCH; ++i)
-                    if (first + i * ROUNDERS < chunks)
-                        word[i] = load_chunk(tokens + (first + i * ROUNDERS) * 16);
+                for (int i = 0; i < BATCH; ++i) {
+                    const int turn = first + i * WARPS_OF_THESE;
+                    if (turn < turns) word[i] = load_chunk(tokens + turn * BYTES);
+                }
 #pragma unroll
                 for (int i = 0; i < BATCH; ++i) {
-                    const int at = (first + i * ROUNDERS) * 16;
-                    if (first + i * ROUNDERS >= chunks) break;
-                    Chunk rest;
+                    const int turn = first + i * WARPS_OF_THESE;
 #pragma unroll
-                    for (int e = 0; e < V; ++e) split(word[i].word[e], rest.word[e]);
-                    store_chunk(tokens + at, word[i]);
-                    if (IS_SPLIT) store_chunk(tokens + TOKEN_BYTES + at, rest);
+                    for (int e = 0; e < V; ++e) {
+                        u32& own_word = word[i].word[e];
+                        own_word = IS_SPLIT ? low_part(own_word) : to_tf32(own_word);
+                    }
+                    if (turn < turns)
+                        store_chunk(tokens + IS_SPLIT * TOKEN_BYTES + turn * BYTES, word[i]);
                 }
             }
             show_tensor_cores();
@@ -121,7 +127,10 @@ struct Fragments {
         for (int k = 0; k < BLOCK_DEPTH; ++k) {
             load_fragment(high[k], from ^ (block * BLOCK_DEPTH + k) << 5);
 #pragma unroll
-            for (int i = 0; i < 4; ++i) split(high[k][i], low[k][i]);
+            for (int i = 0; i < 4; ++i) {
+                if (IS_SPLIT) low[k][i] = low_part(high[k][i]);
+                else high[k][i] = to_tf32(high[k][i]);
+            }
         }
     }
 };

@@ -179,8 +179,8 @@ class MoeGroupedGemm:
             gate_up: "concat" (all of gate, then all of up) or "interleaved" (in turn).
             layout: "nk" or "kn".
             precision: Of float32: "ieee" (F32 arithmetic), "tf32x3" (three products of TF32 on
-                the tensor cores, error about that of F32; infinities become NaN) or "tf32".
-                Sums are F32 everywhere.
+                the tensor cores, error about that of F32; infinities become NaN, and numbers from
+                3.4019e38 on NaN or infinities) or "tf32". Sums are F32 everywhere.
             workspace: At least ``workspace_bytes(rows, columns of out)`` bytes, of any type, with
                 any contents; needed with ``scatter`` only. None allocates it.
             error: int32 [1], raised by the device to expert * 256 + fault (GemmFault) where that

@@ -77,6 +77,12 @@ __device__ __forceinline__ float add(float a, float b) {
     return result;
 }
 
+__device__ __forceinline__ float subtract(float a, float b) {
+    float result;
+    asm("sub.rn.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+    return result;
+}
+
 __device__ __forceinline__ float multiply(float a, float b) {
     float result;
     asm("mul.rn.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));

@@ -268,6 +268,7 @@ static float divide(float a, float b) { return a / b; }
 static int without_history(int value) { return value; }
 static float multiply_add(float a, float b, float c) { return fmaf(a, b, c); }
 static float add(float a, float b) { return a + b; }
+static float subtract(float a, float b) { return a - b; }
 static float multiply(float a, float b) { return a * b; }
 
 static u16 to_bf16(float value) {

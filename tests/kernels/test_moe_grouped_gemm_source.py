@@ -315,6 +315,65 @@ def test_three_products_are_exact_over_a_long_depth_though_tensor_cores_cut_off(
         assert (error > case.tolerance).all()
 
 
+NOT_A_NUMBER, NEAR_GREATEST, TOO_GREAT = "not a number", "near the greatest", "too great"
+SPECIAL = {
+    0x7FFFFFFF: NOT_A_NUMBER, 0xFFFFFFFF: NOT_A_NUMBER, 0x7FC00000: NOT_A_NUMBER,
+    0x7F800001: NOT_A_NUMBER, 0xFF801FFF: NOT_A_NUMBER,  # nothing is left of these once cut off
+    0x7F800000: NOT_A_NUMBER, 0xFF800000: NOT_A_NUMBER,  # infinities, as documented
+    0x7F7FFFFF: TOO_GREAT, 0xFF7FFFFE: TOO_GREAT, 0x7F7FFFFD: NEAR_GREATEST,
+    0xFF7FF000: NEAR_GREATEST, 0x00000000: "", 0x80000000: "", 0x00000001: "", 0x807FFFFF: "",
+    0x00800000: "", 0x3F801FFE: "", 0xBFFFFFFF: "",
+}  # fmt: skip
+BY_WARPGROUPS_IN_THREE = [kind for kind in BY_WARPGROUPS if kind[0] == "tf32x3"]
+
+
+@pytest.mark.parametrize("kind", names(BY_WARPGROUPS_IN_THREE))
+@pytest.mark.parametrize("name", ["x", "weights"])
+def test_three_products_of_words_that_are_no_usual_numbers(host, kind, name):
+    """A word of each kind in a row of its own; rows of others are as exact as ever."""
+    count = len(SPECIAL)
+    case = of(Case((count,), has_slots=False, columns=count, depth=40), *kind)
+    with placed(open_driver("emulated"), case) as operands:
+        changed = operands.problem.arrays[name].copy()
+        changed /= 8  # a product with the greatest is finite
+        changed.reshape(count, -1)[:, 7] = numpy.array([*SPECIAL], numpy.uint32).view("float32")
+        operands.change(name, changed)
+        other = "weights" if name == "x" else "x"
+        operands.change(other, operands.problem.arrays[other] / 8)
+        run(host, operands, 1)
+        with numpy.errstate(all="ignore"):
+            expected = operands.problem.products()
+        got = operands.read("out").astype(numpy.float64)
+    if name == "weights":
+        expected, got = expected.T, got.T
+    for kind_of_word, of_it, truth in zip(SPECIAL.values(), got, expected, strict=True):
+        if kind_of_word == NOT_A_NUMBER:
+            assert numpy.isnan(of_it).all()
+        elif kind_of_word == TOO_GREAT:
+            assert not numpy.isfinite(of_it).any()
+        else:
+            assert abs(truth).max() > 1e35 or not kind_of_word
+            size = numpy.linalg.norm(truth)
+            assert numpy.linalg.norm(of_it - truth) <= case.tolerance * size
+
+
+def test_three_products_without_low_parts_of_tokens_are_not_exact(tmp_path):
+    """The control: two of three products are what TF32 gives, far from the tolerance."""
+    compiler = shutil.which("g++") or shutil.which("clang++")
+    if compiler is None:
+        pytest.skip("no C++ compiler: neither g++ nor clang++ is on the path")
+    (kernel, _) = products_of("tf32x3", "nk", "warpgroup64", ROOMY)
+    low = "IS_SPLIT ? low_part(own_word)"
+    assert kernel.source.count(low) == 1
+    changed = replace(kernel, source=kernel.source.replace(low, "IS_SPLIT ? 0"))
+    host = HostGemm(compiler, tmp_path, [changed])
+    case = of(Case((9,), columns=16, depth=32), "tf32x3", "nk", "warpgroup64")
+    with placed(open_driver("emulated"), case) as operands:
+        run(host, operands, 1)
+        with pytest.raises(AssertionError):
+            operands.check()
+
+
 def test_tokens_that_are_rounded_but_not_shown_to_the_tensor_cores_are_seen(tmp_path):
     compiler = shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
