@@ -3,27 +3,26 @@
 //
 // Of the first warpgroup one warp copies ahead, and three read the tokens of each stage: for one
 // product they round them where they lie, for three they put the low parts behind them. Tensor
-// cores cut words of 32 bits off to TF32, so that the high part is the word as it is. Two warpgroups
+// cores cut words of 32 bits off to TF32, so that the high part is the word itself. Two warpgroups
 // multiply; they take weights from the ring through registers, where these are rounded or split,
-// each once. Tensor cores also cut off where they add, so three products an element are summed there over
-// 8 or 16 of the depth only, small ones first; then the F32 units add. A warpgroup has two such sums
-// in turn: while the one is added, the other is made.
+// each once. Tensor cores also cut off where they add, so three products an element are summed
+// there over 16 of the depth only, small ones first; then the F32 units add. A warpgroup has two
+// such sums in turn: while the one is added, the other is made.
 
 #define IS_SPLIT (GEMM_PRECISION == 3)
 #define GATHERERS 32               // threads
 #define ROUNDERS (WARPGROUP - 32)  // threads
-#define BATCH 4                    // chunks that a thread rounds at a time
-// products of 8 of the depth between two waits; one where registers are short
-#define BLOCK_DEPTH (IS_SPLIT && HALVES == 2 ? 1 : 2)
+#define BATCH 6                    // chunks that a thread rounds at a time
+#define BLOCK_DEPTH 2              // products of 8 of the depth between two waits
 #define BLOCKS (STEP / 32 / BLOCK_DEPTH)  // of a stage
 // of a thread; with 168 at the start, FEW + 2 MANY must not be above 3 * 168
-#define FEW_REGISTERS (IS_SPLIT && HALVES == 1 ? 56 : 72)
-#define MANY_REGISTERS (IS_SPLIT && HALVES == 1 ? 224 : 216)
+#define FEW_REGISTERS (IS_SPLIT ? 56 : 72)
+#define MANY_REGISTERS (IS_SPLIT ? 224 : 216)
 
-// What tensor cores cut off of a word, itself cut off by them: with that, 2^-22 of the word is lost at
-// most. Both parts are cut off towards zero, and nobody adds the product of two low parts: 2 units in
-// the last place make up for that on average. NaN where the word is NaN or infinite, and not finite
-// where it is one of the two greatest numbers.
+// What tensor cores cut off of a word, itself cut off by them: with that, 2^-22 of the word is lost
+// at most. Both parts are cut off towards zero, and nobody adds the product of two low parts: 2
+// units in the last place make up for that on average. NaN where the word is NaN or infinite, and
+// not finite where it is one of the two greatest numbers.
 __device__ __forceinline__ u32 low_part(u32 word) {
     return as_word(subtract(as_float(word + 2), as_float(word & 0xffffe000)));
 }
