@@ -245,8 +245,13 @@ def product_source(arithmetic: str, layout: Layout, form: Form, ring_bytes: int)
     elif form.way == "flow":
         is_roomy = ring_bytes == _FLOW_RING_BYTES[True]
         chosen |= {"UNITS": _FLOW_UNITS[is_roomy], "SLICE": _FLOW_SLICE[is_roomy]}
-    parts = ("tensor_cores", *_WAYS[form.way], "moe_grouped_gemm")
+    parts = ("tensor_cores", *_parts(arithmetic, form.way), "moe_grouped_gemm")
     return _define(chosen) + _sources(*parts)
+
+
+def _parts(arithmetic: str, way: Way) -> tuple[str, ...]:
+    is_of_lanes = arithmetic == "ieee" and way == "tile"
+    return ("grouped_rows", "gemm_sums", "gemm_lanes", "gemm_tasks") if is_of_lanes else _WAYS[way]
 
 
 @cache

@@ -1,4 +1,4 @@
-// gemm_tile: the product for many rows an expert.
+// gemm_tile: the product for many rows an expert, by tensor cores.
 //
 // Tiles of WIDTH columns by GEMM_TOKENS tokens, through a ring of stages that the whole block
 // copies and shares; warps are 2 (columns) by 4 (tokens).
@@ -84,11 +84,7 @@ __device__ __forceinline__ void do_task(const Problem& p, const Task& task) {
         commit_copies();
     };
 
-#if IS_IEEE
-    LaneSums<PER_WARP / 4> sums;
-#else
     WarpSums<PER_WARP / 8> sums;
-#endif
     // a warp whose tokens are all past the end has nothing to do but to copy
     const bool is_needed = task.begin + token_warp * PER_WARP < task.end;
 #pragma unroll
@@ -102,15 +98,6 @@ __device__ __forceinline__ void do_task(const Problem& p, const Task& task) {
         const Chunk* const stage = shared_memory + n % STAGES * STAGE;
         const Chunk* const rows = stage + WEIGHTS;
         Chunk w[HELD];
-#if IS_IEEE
-#pragma unroll 1
-        for (int chunk = 0; chunk < STAGE_DEPTH; ++chunk) {
-            read_weights(w, stage, column_warp, g, chunk);
-#pragma unroll
-            for (int m = 0; m < PER_WARP / 4; ++m)
-                sums.add_products(w, m, rows[place_of(token_warp * PER_WARP + t + 4 * m, chunk)]);
-        }
-#else
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             Chunk x[PER_WARP / 8];
@@ -120,20 +107,12 @@ __device__ __forceinline__ void do_task(const Problem& p, const Task& task) {
                 x[q] = rows[place_of(token_warp * PER_WARP + q * 8 + g, half * 4 + t)];
             sums.add_products(w, x);
         }
-#endif
     }
     wait_for_copies<0>();
     __syncthreads();
     float* const all = reinterpret_cast<float*>(shared_memory);
     float* const own = all + token_warp * PER_WARP * PITCH + column_warp * 64;
-#if IS_IEEE
-#pragma unroll
-    for (int m = 0; m < PER_WARP / 4; ++m)
-#pragma unroll
-        for (int i = 0; i < HELD; ++i) own[(t + 4 * m) * PITCH + column_of(g, i)] = sums.sum[m][i];
-#else
     sums.write(own, PITCH, g, t);
-#endif
     __syncthreads();
     finish_rows<WIDTH, PITCH, 1, GEMM_TOKENS>(p, task, task.begin, all);
     __syncthreads();

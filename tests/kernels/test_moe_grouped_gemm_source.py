@@ -28,6 +28,7 @@ FAST = [
     ("bf16", "nk", "direct"), ("bf16", "nk", "flow"), ("bf16", "kn", "wide"),
     ("bf16", "nk", "tile64"), ("bf16", "kn", "tile128"), ("ieee", "nk", "wide"),
     ("ieee", "kn", "wide"), ("ieee", "kn", "tile64"), ("tf32x3", "nk", "wide"),
+    ("ieee", "nk", "tile128"),
     ("tf32x3", "kn", "tile64"), ("ieee", "nk", "direct"), ("tf32x3", "nk", "direct"),
     ("tf32", "nk", "direct"), ("bf16", "nk", "warpgroup64"), ("f16", "nk", "warpgroup256"),
     ("tf32x3", "nk", "warpgroup64"), ("tf32x3", "nk", "warpgroup128"),
