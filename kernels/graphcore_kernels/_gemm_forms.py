@@ -151,11 +151,11 @@ _MOST_ROWS: Mapping[str, Mapping[str, float]] = {
     "tf32x3": {"direct": 3, "wide": 32, "tile64": math.inf},
     "tf32": {"direct": 3, "wide": 32, "tile64": 96, "tile128": math.inf},
 }
-_LEAST_ROWS_OF_16_BITS = {"warpgroup256": 40, "warpgroup64": 4}
+_LEAST_ROWS_OF_16_BITS = {"warpgroup256": 40, "warpgroup64": 3}
 _LEAST_ROWS: Mapping[str, Mapping[str, float]] = {
     "bf16": _LEAST_ROWS_OF_16_BITS,
     "f16": _LEAST_ROWS_OF_16_BITS,
-    "tf32x3": {"warpgroup128": 48, "warpgroup64": 10},
+    "tf32x3": {"warpgroup128": 48, "warpgroup64": 4},
     "tf32": {"warpgroup64": 4},
 }
 

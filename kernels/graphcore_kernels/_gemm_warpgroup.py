@@ -60,7 +60,8 @@ class WarpgroupShape:
         """The ring, elements of 16 bits on their way out, factors, barriers, and tables."""
         ring = self.stages * (self.columns + (1 + self.is_split) * self.tokens) * _ROW_BYTES
         turned = _TURNED_BYTES if self.grain == 32 and self.itemsize == 2 else 0
-        tables = 4 * (_WARPS + 5 * experts + 1)
+        # whole chunks: the compiler reads four words where one is asked for
+        tables = 16 * (experts + -(-(_WARPS + experts + 1) // 4))
         return ring + turned + 2 * 4 * self.tokens + _BARRIER_BYTES + tables
 
     def config(self, tasks: int, experts: int, device: DeviceInfo) -> LaunchConfig:

@@ -46,7 +46,8 @@ struct SharedTasks : Tasks<GEMM_TOKENS> {
     }
 
     // Shared memory: the experts in the order of their turns, so that tasks are found without a look
-    // at device memory; then WARPS + experts + 1 words.
+    // at device memory; then WARPS + experts + 1 words and what fills the last chunk: the
+    // compiler reads four at a time.
     static __device__ __forceinline__ Expert* turns() {
         return reinterpret_cast<Expert*>(ring_memory + TABLES_AT);
     }
