@@ -167,7 +167,10 @@ def test_kernels_of_the_same_kind_are_one_object_with_the_sources_names():
 
 
 # those of every decode step and of long prompts; the rest are the slow test's
-HOT_GEMMS = [("bf16", "nk", "direct"), ("bf16", "nk", "flow"), ("bf16", "nk", "tile128")]
+HOT_GEMMS = [
+    ("bf16", "nk", "direct"), ("bf16", "nk", "flow"), ("bf16", "nk", "tile128"),
+    ("ieee", "nk", "tile128"),
+]  # fmt: skip
 OTHER_GEMMS = [
     (arithmetic, layout, form)
     for arithmetic in ARITHMETIC
