@@ -198,7 +198,8 @@ __device__ constexpr int most(int grains) {
 }
 
 __device__ __forceinline__ void do_block_of(
-    const Problem& p, const Task& task, const Worker& worker, Ring& ring) {
+    const Problem& p, int number, const Worker& worker, Ring& ring) {
+    const Task task = SharedTasks(p).find(p, number);
     switch (tokens_of(task) / GEMM_GRAIN) {
         case 1: do_block<most(1)>(p, task, worker, ring); break;
         case 2: do_block<most(2)>(p, task, worker, ring); break;

@@ -177,10 +177,10 @@ __device__ __forceinline__ void finish_group(const Problem& p, const Task& task,
 
 template <int TOKENS>
 __device__ __forceinline__ void do_block(
-    const Problem& p, const Task& task, const Worker& worker, Ring& ring) {
+    const Problem& p, int number, const Worker& worker, Ring& ring) {
     // what a warpgroup multiplies in turn: halves of its weights, or of the tokens
     constexpr int GROUPS = 2, COLUMNS = TOKENS / (HALVES == 2 ? 1 : GROUPS), COUNT = COLUMNS / 2;
-    const int steps = steps_of(p, task);
+    const int steps = steps_of(p, SharedTasks(p).find(p, number));
     const int row = worker.group * (GEMM_WIDTH / 2) + worker.warp * 16 + worker.lane % 16;
     const u32 own = row * STEP + (worker.lane / 16 ^ row % 8) * 16;
     float sum[GROUPS][COUNT], part[2][COUNT];
@@ -225,6 +225,7 @@ __device__ __forceinline__ void do_block(
     }
     wait_for_products<0>();
     if (!IS_SPLIT && last && worker.lane == 0) arrive(last);
+    const Task task = SharedTasks(p).find(p, number);  // found anew: registers were short
 #pragma unroll
     for (int group = 0; group < GROUPS; ++group) {
         if (!IS_SPLIT) hold(sum[group]);
@@ -242,8 +243,9 @@ __device__ __forceinline__ void do_block(
 // Two sizes, since registers are short where there are more: tokens that a block lacks are whatever
 // the ring holds, in sums that are not stored.
 __device__ __forceinline__ void do_block_of(
-    const Problem& p, const Task& task, const Worker& worker, Ring& ring) {
+    const Problem& p, int number, const Worker& worker, Ring& ring) {
     constexpr int SMALL = GEMM_TOKENS == 64 ? 32 : GEMM_TOKENS / 4 * 3;
-    if (tokens_of(task) <= SMALL) do_block<SMALL>(p, task, worker, ring);
-    else do_block<GEMM_TOKENS>(p, task, worker, ring);
+    const int tokens = tokens_of(SharedTasks(p).find(p, number));
+    if (tokens <= SMALL) do_block<SMALL>(p, number, worker, ring);
+    else do_block<GEMM_TOKENS>(p, number, worker, ring);
 }

@@ -3,10 +3,8 @@
 __device__ __forceinline__ void multiply(
     const Problem& p, const Worker& worker, Ring ring) {
 #pragma unroll 1
-    for (Turn turn; turn.task < SharedTasks(p).count(p); turn.go_on()) {
-        const Task task = SharedTasks(p).find(p, turn.task);
-        do_block_of(p, task, worker, ring);
-    }
+    for (Turn turn; turn.task < SharedTasks(p).count(p); turn.go_on())
+        do_block_of(p, turn.task, worker, ring);
 }
 
 // Strides count elements. The maps: of the weights, with axes depth, column, gate or up, group of
