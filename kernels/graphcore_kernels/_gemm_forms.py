@@ -155,7 +155,7 @@ _LEAST_ROWS_OF_16_BITS = {"warpgroup256": 40, "warpgroup64": 3}
 _LEAST_ROWS: Mapping[str, Mapping[str, float]] = {
     "bf16": _LEAST_ROWS_OF_16_BITS,
     "f16": _LEAST_ROWS_OF_16_BITS,
-    "tf32x3": {"warpgroup128": 48, "warpgroup64": 4},
+    "tf32x3": {"warpgroup128": 60, "warpgroup64": 4},
     "tf32": {"warpgroup64": 4},
 }
 

@@ -279,7 +279,7 @@ WARPGROUPS_OF_16_BITS = {"direct": 3, "warpgroup64": 40, "warpgroup256": ANY}
 CHOSEN_WITH_WARPGROUPS = {
     ("bf16", "nk"): WARPGROUPS_OF_16_BITS,
     ("f16", "nk"): WARPGROUPS_OF_16_BITS,
-    ("tf32x3", "nk"): {"direct": 3, "wide": 4, "warpgroup64": 48, "warpgroup128": ANY},
+    ("tf32x3", "nk"): {"direct": 3, "wide": 4, "warpgroup64": 60, "warpgroup128": ANY},
     ("tf32", "nk"): {"direct": 3, "wide": 4, "warpgroup64": ANY},
 }
 
