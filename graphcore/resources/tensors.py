@@ -102,7 +102,7 @@ def describe(obj: Any, *, writable: bool = False, name: str = "tensor") -> Tenso
 
 def is_tensor(obj: Any) -> bool:
     """Whether :func:`describe` takes this for a tensor (it may still refuse its kind)."""
-    return _is_tensor_type(type(obj))
+    return _is_tensor_type(type(obj))  # type: ignore[arg-type]  # mypy: no type is hashable
 
 
 @lru_cache(maxsize=4096)  # walks through objects ask of thousands
