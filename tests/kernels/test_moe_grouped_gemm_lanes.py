@@ -73,7 +73,7 @@ def test_any_number_of_stages_is_right_whenever_copies_are_made(host, layout, fo
     host.copy_late(is_late)
     try:
         for stages in (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13):
-            for depth in (stages * DEPTH, stages * DEPTH - 20):
+            for depth in (stages * DEPTH, stages * DEPTH - 12):
                 case = of(Case((3, 0, 70, 40), columns=40, depth=depth), layout, form)
                 with placed(open_driver("emulated"), case) as operands:
                     run(host, operands, 2)
