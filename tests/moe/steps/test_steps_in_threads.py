@@ -78,7 +78,7 @@ def test_captures_of_one_thread_and_steps_of_another_do_not_meet(
         thread.join(60)
     assert not errors, errors
     for found in results:
-        assert all(each.reason is not Reason.NOT_CAPTURABLE for each in found), found
+        assert [each.detail for each in found if each.reason is Reason.NOT_CAPTURABLE] == []
         assert [each.kind for each in found].count(Kind.CAPTURE) == ROUNDS
     graphcore_driver.synchronize()
     assert [lane._output() for lane in lanes] == [lane.wanted for lane in lanes]
