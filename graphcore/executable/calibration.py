@@ -51,9 +51,8 @@ class NodeMemory:
 
     Args:
         bytes_per_node: Of a kernel node.
-        is_measured: False where the device's other users, a lack of memory, or very much that the
-            driver kept of other executables made measuring impossible, and a figure measured
-            elsewhere stands in.
+        is_measured: False where the device's other users, or a lack of memory, made measuring
+            impossible, and a figure measured elsewhere stands in.
     """
 
     bytes_per_node: float
