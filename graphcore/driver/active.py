@@ -3,9 +3,10 @@
 The one thread-local of graphcore: each thread has its stack of captures, and of streams in use. An
 action given to :func:`when_idle` runs only while no capture of ours is under way on any thread:
 destroying an executable inside a capture breaks it, and in "global" mode any thread's does. A
-capture that begins waits for actions that other threads have already begun, and for their
-:func:`outside_captures`. Nor does an action run inside a host callback, where CUDA must not be
-called: garbage is collected there too. It runs with the next one of another thread.
+capture that begins waits for actions that other threads have already begun, for their
+:func:`outside_captures` and for their :data:`LEGACY_LAUNCHES`. Nor does an action run inside a host
+callback, where CUDA must not be called: garbage is collected there too. It runs with the next one
+of another thread.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import logging
 import sys
 import threading
+import time
 import warnings
 import weakref
 from collections import deque
@@ -30,6 +32,7 @@ _log = logging.getLogger("graphcore")
 # how long a beginning capture waits for another thread's destroy: a free may wait for the device,
 # but a destructor that waits for a lock of the capturing thread would wait for ever
 _PATIENCE_SECONDS = 30.0
+_LOOK_AGAIN_SECONDS = 20e-6  # a launch takes some 3 us
 _MOST_TROUBLES = 8
 _MOST_FRAMES = 100
 
@@ -141,6 +144,7 @@ class _Waiting:
                     capture.name,
                     _PATIENCE_SECONDS,
                 )
+        _wait_for_legacy_launches(capture)
 
     def _is_quiet(self) -> bool:
         # who begins a capture inside an action of its own must not wait for itself, nor for
@@ -160,6 +164,24 @@ _waiting = _Waiting()
 
 UNDER_WAY: Collection[ActiveCapture] = _waiting.captures
 """The captures under way on all threads, as they come and go; costs next to nothing to test."""
+
+
+LEGACY_LAUNCHES: dict[int, None] = {}
+"""Threads that launch on the legacy stream just now. Whoever does so is here before looking at the
+captures under way, and a capture is among those before it looks here: one sees the other."""
+
+
+def _wait_for_legacy_launches(capture: ActiveCapture) -> None:
+    until = time.monotonic() + _PATIENCE_SECONDS
+    while any(thread != threading.get_ident() for thread in tuple(LEGACY_LAUNCHES)):
+        if time.monotonic() > until:
+            _log.warning(
+                "%s begins while another thread still launches on the legacy stream, after %.0f s",
+                capture.name,
+                _PATIENCE_SECONDS,
+            )
+            return
+        time.sleep(_LOOK_AGAIN_SECONDS)
 
 
 def push(capture: ActiveCapture) -> None:

@@ -29,7 +29,11 @@ from graphcore.executable.fence import Fence
 from graphcore.executable.guarded import CHECK_FIRST
 from graphcore.executable.handles import ExecResource
 from graphcore.executable.handover import Handover
-from graphcore.executable.legacy_work import LEGACY, refuse_legacy_work
+from graphcore.executable.legacy_work import (
+    LEGACY,
+    launching_beside_no_capture,
+    refuse_legacy_work,
+)
 from graphcore.executable.rebindable import RebindableExec
 from graphcore.executable.runs import Runs, are_noted, bind_counted
 from graphcore.executable.switches import KnownSwitches, Switch
@@ -163,7 +167,10 @@ class GraphExec(RebindableExec):
             self._unbind()
             call = self.driver.bind_launch(self._resource.handle, handle)
             runs = {*self._taken.runs, *self._earlier}
-            self._launch_bound = bind_counted(call, runs, handle, holder)
+            bound = bind_counted(call, runs, handle, holder)
+            if handle in LEGACY:
+                bound = launching_beside_no_capture(self.driver, handle, bound)
+            self._launch_bound = bound
             self._bound_handle = handle
         self._last_stream, self._last_handle, self._is_fenced = holder, handle, False
         self._resource.launches_on(self._last_stream, handle)

@@ -7,7 +7,10 @@ or waits for the capture.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from threading import get_ident
+from typing import Any
 
 from graphcore.driver import LEGACY_STREAM, Driver, Stream, active
 from graphcore.driver.records import StreamHandle
@@ -52,6 +55,28 @@ def turn_on(*streams: StreamHandle) -> AbstractContextManager[None]:
     if any(stream in LEGACY for stream in streams):
         return active.outside_captures()
     return nullcontext()
+
+
+def launching_beside_no_capture(
+    driver: Driver, stream: StreamHandle, launch: Callable[[], Any]
+) -> Callable[[], Any]:
+    """``launch``, which goes to the legacy ``stream``, refused where it would break a capture.
+
+    A capture that another thread begins meanwhile waits for it.
+    """
+    captures, launching = active.UNDER_WAY, active.LEGACY_LAUNCHES
+
+    def launch_beside_none() -> Any:
+        thread = get_ident()
+        try:
+            launching[thread] = None
+            if captures:
+                refuse_legacy_work(driver, stream, "launch")
+            return launch()
+        finally:
+            launching.pop(thread, None)
+
+    return launch_beside_none
 
 
 def follow_current_stream(driver: Driver, stream: Stream) -> None:

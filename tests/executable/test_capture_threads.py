@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +17,7 @@ from helpers.tensors import filled, poisoned, replay, replayed
 
 import graphcore
 from graphcore import CaptureError, CudaError, Graph, LifecycleError, OutputGuard, StaticInputs
-from graphcore.driver import LEGACY_STREAM, Driver
+from graphcore.driver import LEGACY_STREAM, Driver, active
 from graphcore.driver.emulated import EmulatedDriver
 from graphcore.executable.graph_exec import forget_bindings
 
@@ -99,6 +103,107 @@ def test_a_launch_on_the_legacy_stream_that_would_break_a_capture_is_refused_and
     executable.launch(LEGACY_STREAM)
     graphcore_driver.synchronize()
     assert y.tolist() == [value + 2 for value in before], "own stream and afterwards, no more"
+
+
+class _Paused(EmulatedDriver):
+    """Its launches on the legacy stream stop halfway: looked at, and not yet with the driver."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.began, self.may_go_on = threading.Event(), threading.Event()
+
+    def bind_launch(self, executable: int, stream: int) -> Callable[[], Any]:
+        launch = super().bind_launch(executable, stream)
+
+        def paused() -> Any:
+            self.began.set()
+            assert self.may_go_on.wait(20)
+            return launch()
+
+        return paused if stream == LEGACY_STREAM else launch
+
+
+@pytest.mark.parametrize("waits", [True, False], ids=["it waits", "control: it does not"])
+def test_a_capture_that_begins_while_another_thread_launches_on_the_legacy_stream_waits(
+    waits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not waits:
+        monkeypatch.setattr(active, "_wait_for_legacy_launches", lambda capture: None)
+    driver = _Paused()
+    x, y = filled(driver, 1.0), filled(driver, 1.0)
+    executable = graphcore.capture_function(lambda: y.add_(1), driver=driver).instantiate()
+    before = y.tolist()
+    refused: list[CudaError] = []
+    has_captured = threading.Event()
+
+    def launch() -> None:
+        try:
+            executable.launch(LEGACY_STREAM)
+        except CudaError as error:
+            refused.append(error)
+
+    def capture() -> Graph:
+        with graphcore.capture(driver=driver) as made:
+            x.add_(1)
+            has_captured.set()
+            driver.may_go_on.wait(20)
+            launching.join(20)
+        return made.graph
+
+    launching = threading.Thread(target=launch)
+    launching.start()
+    assert driver.began.wait(20)
+    with ThreadPoolExecutor(1) as others:
+        found = others.submit(capture)
+        assert has_captured.wait(0.2) != waits
+        driver.may_go_on.set()
+        if waits:
+            assert len(found.result(20).snapshot().nodes) == 1
+        else:
+            with pytest.raises(CaptureError, match="STREAM_CAPTURE_IMPLICIT"):
+                found.result(20)
+    assert bool(refused) != waits
+    driver.synchronize()
+    assert y.tolist() == [value + waits for value in before]
+    assert not active.LEGACY_LAUNCHES
+
+
+def test_no_capture_is_broken_while_another_thread_launches_on_the_legacy_stream_all_the_time(
+    graphcore_driver: Driver,
+) -> None:
+    x, y = filled(graphcore_driver, 0.0), filled(graphcore_driver, 0.0)
+    executable = graphcore.capture_function(
+        lambda: y.add_(1), driver=graphcore_driver
+    ).instantiate()
+    graphcore_driver.synchronize()
+    before, launched, refusals = y.tolist(), [0], set()
+    is_over = threading.Event()
+
+    def launch() -> None:
+        while not is_over.is_set():
+            try:
+                executable.launch()
+                launched[0] += 1
+            except CaptureError as error:
+                refusals.add(error.code)
+
+    turns = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    launching = threading.Thread(target=launch)
+    launching.start()
+    try:
+        for _ in range(300):
+            with graphcore.capture(driver=graphcore_driver) as made:
+                x.add_(1)
+            made.graph.close()
+    finally:
+        is_over.set()
+        launching.join(20)
+        sys.setswitchinterval(turns)
+    graphcore_driver.synchronize()
+    assert y.tolist() == [value + launched[0] for value in before]
+    assert launched[0] > 0
+    assert refusals == {"CUDA_ERROR_STREAM_CAPTURE_IMPLICIT"}, "control: they did meet"
 
 
 def test_a_launch_on_the_legacy_stream_beside_a_non_blocking_capture_runs(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import threading
 import time
 import weakref
@@ -148,11 +149,15 @@ def test_readings_that_do_not_fall_show_that_kept_memory_is_used() -> None:
     assert slope(every_second, 5) < 3
 
 
-@pytest.mark.parametrize("every", [1, 2], ids=["used first", "used in turns with new memory"])
-@pytest.mark.parametrize("share", [0.0, 0.4, 0.7, 1.5], ids=lambda share: f"{share:.0%}")
+@pytest.mark.parametrize(
+    ("share", "every"),
+    [*itertools.product([0.0, 0.4, 0.7, 1.5], [1, 2]), (20.0, 1)],
+    ids=lambda value: f"{value:.0%}" if isinstance(value, float) else f"every {value}",
+)
 def test_memory_kept_of_destroyed_executables_makes_no_node_cheaper(
     share: float, every: int
 ) -> None:
+    """Kept memory is used first, or in turns with new memory: each second time."""
     reading = 10 * 4 * BYTES_PER_NODE
 
     class Keeping(EmulatedDriver):

@@ -1,7 +1,7 @@
 """StepTrace: watches steps and writes down what took when, on the host and on the device.
 
 Off unless somebody attaches one. Device times come from events around a step's work, put on the
-clock of the host by an event whose time both know; how well is written into the trace.
+clock of the host by events whose times both know; how well is written into the trace.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from time import perf_counter
 
 from graphcore.driver import Driver, Event, Stream
 from graphcore.errors import CudaError, LifecycleError
+from graphcore.executable.legacy_work import turn_on
 from graphcore.moe.graph_reuse import GraphReuse
 from graphcore.moe.manifests.names import Kind
+from graphcore.moe.reports.device_clock import DeviceClock
 from graphcore.moe.reports.report_facts import name_of
 from graphcore.moe.reports.trace_events import DEVICE_LANE, Span, hidden_seconds, to_json
 from graphcore.moe.steps.step_record import StepRecord
 
-_ROUNDS = 8
 MOST_SPANS = 200_000
 
 
@@ -65,7 +66,8 @@ class StepTrace:
         self._runs: deque[_Run] = deque()
         self._open: _Run | None = None
         self.lost = 0
-        self.uncertainty, self._reference = self._meet()
+        self._device_clock = DeviceClock(driver, clock)
+        self.uncertainty = self._device_clock.uncertainty
 
     # ---- watching ------------------------------------------------------------------------------
 
@@ -111,13 +113,15 @@ class StepTrace:
         """A block that puts one step's work on ``stream``; not inside a capture."""
         self._resolve()
         begin, end = self.driver.event(timing=True), self.driver.event(timing=True)
-        stream.record(begin)
+        with turn_on(stream.handle):
+            stream.record(begin)
         run = self._open = _Run(name, step, begin, end)
         try:
             yield
         finally:
             self._open = None
-        stream.record(end)
+        with turn_on(stream.handle):
+            stream.record(end)
         self._runs.append(run)
 
     # ---- looking -------------------------------------------------------------------------------
@@ -167,19 +171,6 @@ class StepTrace:
         self.lost += len(self._spans) == self._spans.maxlen
         self._spans.append(span)
 
-    def _meet(self) -> tuple[float, tuple[Event, float]]:
-        """An event and its time on the host's clock, known to within the first number."""
-        found = []
-        with self.driver.stream() as stream:
-            for _ in range(_ROUNDS):
-                event = self.driver.event(timing=True)
-                before = self._clock()
-                stream.record(event)
-                event.synchronize()
-                after = self._clock()
-                found.append((after - before, (event, (before + after) / 2)))
-        return min(found, key=lambda each: each[0])
-
     def _resolve(self, *, wait: bool = False) -> None:
         """Turns the runs that are over into spans."""
         while self._runs:
@@ -197,16 +188,17 @@ class StepTrace:
             self._runs.popleft()
 
     def _span(self, run: _Run) -> Span:
-        # from event to event, since the driver's figures lose digits over long times
-        event, time = self._reference
-        begin = time + run.begin.elapsed_ms_since(event) / 1e3
-        end = begin + run.end.elapsed_ms_since(run.begin) / 1e3
-        self._reference = run.end, end
+        clock, launched = self._device_clock, run.launched
+        clock.not_after(run.end, self._clock())
+        if launched is not None:
+            clock.not_before(run.end, launched)
+        end = clock.time_of(run.end)
+        begin = end - run.end.elapsed_ms_since(run.begin) / 1e3
         facts = {}
         if run.record is not None:
             result = run.record.result
             facts = {"kind": result.kind.value, "variant": name_of(result.key)}
-        if run.launched is not None:
+        if launched is not None:
             # an idle device meets the first event before the host has anything to launch
-            begin = min(max(begin, run.launched), end)
+            begin = min(max(begin, launched), end)
         return Span(DEVICE_LANE, run.name, run.step, begin, end, facts)

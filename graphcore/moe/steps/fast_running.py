@@ -6,7 +6,7 @@ from collections.abc import Hashable
 from time import perf_counter
 from typing import Any
 
-from graphcore.executable.legacy_work import IMPLICIT
+from graphcore.executable.legacy_work import IMPLICIT, turn_on
 from graphcore.moe.decisions.certificate import Certificate
 from graphcore.moe.decisions.settling import Failure, fail
 from graphcore.moe.manifests.ownership import Ownership
@@ -127,7 +127,7 @@ class FastRunning:
         return result
 
     def _launch_timed(self, fast: FastReplay, device: DeviceTimes) -> None:
-        with device.around(fast.decision.kind, fast.stream):
+        with turn_on(fast.stream.handle), device.around(fast.decision.kind, fast.stream):
             fast.executable.launch(fast.stream)
 
     def _note_failure(self, fast: FastReplay, error: BaseException) -> None:
