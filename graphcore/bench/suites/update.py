@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Mapping
-from statistics import median
 from typing import Any
 
 from graphcore.bench.cloop import UpdateLoop
@@ -23,6 +22,7 @@ from graphcore.bench.suites.update_nodes import measure_nodes
 from graphcore.bench.suites.update_pairs import Pair, Step, check_pair, effort, pair_arm
 from graphcore.bench.suites.update_peers import EMULATED_PEERS, PEERS
 from graphcore.bench.suites.update_steps import FEW, chain_steps
+from graphcore.bench.timings import Timings
 from graphcore.driver import Driver
 from graphcore.errors import ConfigurationError
 
@@ -34,7 +34,6 @@ BOUNDARY = (FEW, 415)
 
 OURS = "ours"
 
-_ANEW = 5
 _GROWTH_UPDATES = 1000
 
 
@@ -46,7 +45,6 @@ def run(driver: Driver, request: Request) -> Measured:
         for length in (16,) if driver.is_emulated else WHOLE:
             pair = Chain(driver, stream, length), Chain(driver, stream, length)
             rows += [_whole(pair, request, notes), _rebind(pair, request, notes)]
-            notes += _anew(pair)
         for changed, length in ((2, 16),) if driver.is_emulated else (*NODES, BOUNDARY):
             pair = Chain(driver, stream, length), Chain(driver, stream, length)
             case = "boundary" if (changed, length) == BOUNDARY else f"nodes k={changed}"
@@ -57,22 +55,39 @@ def run(driver: Driver, request: Request) -> Measured:
 
 
 def _whole(pair: Pair, request: Request, notes: list[Note]) -> Row:
-    return _row("whole", pair, _ours(pair), _peers(pair, request, notes), request)
+    """Beside it, in the same rounds, an executable made anew, which a whole update replaces."""
+    peers, anew = _peers(pair, request, notes), _anew(pair)
+    row, timings = _measured("whole", pair, _ours(pair), peers, request, anew)
+    length = pair[0].length
+    notes += [
+        _note(f"{anew.name} n={length}", "us", timings.seconds(anew.name).median * 1e6),
+        _note(f"whole n={length}: its speed over that", "x", timings.speed(OURS, anew.name).median),
+        _note(
+            f"whole n={length}: the floor's speed over that",
+            "x",
+            timings.speed(_floor_name(pair), anew.name).median,
+        ),
+    ]
+    return row
 
 
 def _rebind(pair: Pair, request: Request, notes: list[Note]) -> Row:
     """The floor has a second graph captured already; others capture that graph at each call."""
     peers = _peers(pair, request, notes)
     captured_anew = [arm for arm in peers if "capture" in arm.name]
-    return _row("rebind", pair, _rebound(pair), captured_anew or peers, request)
+    row, _ = _measured("rebind", pair, _rebound(pair), captured_anew or peers, request)
+    return row
 
 
-def _row(case: str, pair: Pair, ours: Step, peers: list[Arm], request: Request) -> Row:
+def _measured(
+    case: str, pair: Pair, ours: Step, peers: list[Arm], request: Request, *more: Arm
+) -> tuple[Row, Timings]:
+    """(a row, the times behind it and of ``more`` arms)."""
     floor = _floor(pair)
-    arms = [floor, pair_arm(pair, OURS, ours), *peers]
+    arms = [floor, pair_arm(pair, OURS, ours), *peers, *more]
     driver = pair[0].driver
     timings = measure(arms, effort(driver, request), driver.synchronize)
-    return row_of(
+    row = row_of(
         f"{case} n={pair[0].length}",
         timings,
         ours=OURS,
@@ -80,6 +95,7 @@ def _row(case: str, pair: Pair, ours: Step, peers: list[Arm], request: Request) 
         peers=[arm.name for arm in peers],
         allowance=0.0,
     )
+    return row, timings
 
 
 def _ours(pair: Pair) -> Step:
@@ -105,16 +121,20 @@ def _rebound(pair: Pair) -> Step:
     return call
 
 
+def _floor_name(pair: Pair) -> str:
+    return "driver calls" if pair[0].driver.is_emulated else "C loop"
+
+
 def _floor(pair: Pair) -> Arm:
-    driver, stream = pair[0].driver, pair[0].stream.handle
+    driver, stream, name = pair[0].driver, pair[0].stream.handle, _floor_name(pair)
     if driver.is_emulated:
-        return pair_arm(pair, "driver calls", EMULATED_PEERS["driver call"](pair))
+        return pair_arm(pair, name, EMULATED_PEERS["driver call"](pair))
     loop, executable = UpdateLoop(), driver.instantiate(pair[0].graph.handle)
     driver.upload_aside(executable)  # as ours: nothing is held against the floor
     graphs = itertools.cycle([chain.graph.handle for chain in pair[::-1]])
-    check_pair("C loop", lambda: loop.seconds(executable, [next(graphs)], stream, 1), pair)
+    check_pair(name, lambda: loop.seconds(executable, [next(graphs)], stream, 1), pair)
     handles = [chain.graph.handle for chain in pair[::-1]]
-    return Arm("C loop", lambda calls: loop.seconds(executable, handles, stream, calls))
+    return Arm(name, lambda calls: loop.seconds(executable, handles, stream, calls))
 
 
 def _peers(pair: Pair, request: Request, notes: list[Note]) -> list[Arm]:
@@ -138,18 +158,23 @@ def _peers(pair: Pair, request: Request, notes: list[Note]) -> list[Arm]:
 # ---- notes: what has no floor ------------------------------------------------------------------
 
 
-def _anew(pair: Pair) -> list[Note]:
-    """An executable made anew with its first launch, which a whole update replaces."""
-    driver, chain, times = pair[0].driver, pair[0], []
-    for _ in range(_ANEW):
-        driver.synchronize()
+def _anew(pair: Pair) -> Arm:
+    """Executables made anew, each with its first launch; destroying them is not counted."""
+    driver, chain = pair[0].driver, pair[0]
+
+    def burst(calls: int) -> float:
+        made = []
         start = time.perf_counter()
-        executable = driver.instantiate(chain.graph.handle)
-        driver.launch_graph(executable, chain.stream.handle)
-        times.append(time.perf_counter() - start)
+        for _ in range(calls):
+            made.append(driver.instantiate(chain.graph.handle))
+            driver.launch_graph(made[-1], chain.stream.handle)
+        seconds = time.perf_counter() - start
         driver.synchronize()
-        driver.destroy_exec(executable)
-    return [_note(f"instantiate and first launch n={chain.length}", "us", median(times) * 1e6)]
+        for executable in made:
+            driver.destroy_exec(executable)
+        return seconds
+
+    return Arm("instantiate and first launch", burst)
 
 
 def _growth(pair: Pair) -> Note:
