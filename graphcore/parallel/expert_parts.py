@@ -19,6 +19,8 @@ from graphcore.moe.layers.transformers_experts import BANKS
 from graphcore.parallel.ranks import Ranks
 
 _LOADED_BY_RANK = "_is_expert_parallel"
+"""Which not every version of transformers says."""
+_TOLD_BY_LOADING = (_LOADED_BY_RANK, "num_experts")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,7 @@ def take_loaded(module: Any, undo: ExitStack) -> ExpertPart:
     spread = {name: (each.device_mesh, each.placements) for name, each in _weights(module).items()}
     own = {name: _parameter(each.to_local().detach()) for name, each in _weights(module).items()}
     count = int(module.down_proj.shape[0])
-    had = {name: vars(module)[name] for name in (_LOADED_BY_RANK, "num_experts")}
+    had = {name: vars(module)[name] for name in _TOLD_BY_LOADING if name in vars(module)}
 
     def put_back() -> None:
         from torch.distributed.tensor import DTensor
@@ -68,7 +70,8 @@ def take_loaded(module: Any, undo: ExitStack) -> ExpertPart:
 
     undo.callback(put_back)
     _give(module, own, len(own[BANKS["down"]]))
-    setattr(module, _LOADED_BY_RANK, False)
+    if _LOADED_BY_RANK in had:
+        setattr(module, _LOADED_BY_RANK, False)
     return ExpertPart(module, count, put_back)
 
 
