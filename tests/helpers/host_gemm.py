@@ -52,26 +52,41 @@ class HostGemm:
 
     @property
     def wrong_copies(self) -> int:
-        """Copies that were misaligned, or from or to memory that was not named."""
+        """Copies that were misaligned, or from or to memory that was not named.
+
+        Also what else a device would not forgive: an arrival too many or too few, something on
+        its way to a block that has ended, threads that wait for ever.
+        """
         return int(self._library.count_wrong_copies())
 
     @property
     def copies(self) -> int:
         return int(self._library.count_copies())
 
-    def copy_late(self, is_late: bool) -> None:
+    def copy_late(self, is_late: bool, *, products: bool | None = None) -> None:
         """Whether copies, and products of warpgroups, are made when they are waited for.
 
-        At once, as is the default, or as late as they may be.
+        At once, as is the default, or as late as they may be; products as copies are, where
+        ``products`` does not say otherwise.
         """
-        self._library.copy_late(ctypes.c_int(is_late))
+        late_products = is_late if products is None else products
+        self._library.be_late(ctypes.c_int(is_late), ctypes.c_int(late_products))
+
+    def hold_up(self, threads: range, rounds: int = 1) -> None:
+        """Gives these threads a turn only in each of so many rounds: others run ahead of them.
+
+        Threads of a cluster are numbered block after block.
+        """
+        self._library.hold_up(
+            ctypes.c_int(threads.start), ctypes.c_int(threads.stop), ctypes.c_int(rounds)
+        )
 
     def run(
         self, kernel: Kernel, grid: int, config: LaunchConfig, arguments: Sequence[Any]
     ) -> None:
         """Launches a kernel with addresses and numbers, in the order of its signature.
 
-        ``grid`` blocks, whatever ``config`` says of them.
+        ``grid`` blocks, or clusters of them, whatever ``config`` says.
         """
         values = [
             _as_c(each, value) for each, value in zip(kernel.parameters, arguments, strict=True)
@@ -101,6 +116,7 @@ def _in_its_namespace(kernel: Kernel) -> str:
     for stood_in_for in ("tensor_cores.cu", "arrivals.cu", "warpgroups.cu"):
         text = text.replace(read_source(stood_in_for), "")
     defined = sorted(set(re.findall(r"^#define (\w+)", text, re.MULTILINE)))
+    cluster = re.search(r"^#define GEMM_CLUSTER (\d+)$", text, re.MULTILINE)
     parameters = ", ".join(_declare(each.type, each.name) for each in kernel.parameters)
     names = ", ".join(each.name for each in kernel.parameters)
     undefine = "".join(f"#undef {name}\n" for name in defined)
@@ -108,8 +124,8 @@ def _in_its_namespace(kernel: Kernel) -> str:
         f"namespace in_{kernel.name} {{\n{text}\n}}\n{undefine}"
         f'extern "C" void run_{kernel.name}(int the_grid, int the_threads, int the_shared_bytes, '
         f"{parameters}) {{\n"
-        f"    launch(the_grid, the_threads, the_shared_bytes, in_{kernel.name}::{kernel.name}, "
-        f"{names});\n}}\n"
+        f"    launch(the_grid, {cluster[1] if cluster else 1}, the_threads, the_shared_bytes, "
+        f"in_{kernel.name}::{kernel.name}, {names});\n}}\n"
     )
 
 

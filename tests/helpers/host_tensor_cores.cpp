@@ -1,6 +1,7 @@
 // Stands in for tensor_cores.cu and for what CUDA C++ adds, on the host: threads of a block are
 // fibers that take turns, so that barriers, shuffles and products of a whole warp are what they are
-// on a device. Copies must lie in memory that was named, and at multiples of 16 bytes.
+// on a device. Blocks of a cluster run at once, the others one after the other. Copies must lie in
+// memory that was named, and at multiples of 16 bytes.
 
 #include <math.h>
 #include <setjmp.h>
@@ -41,13 +42,14 @@ static u32 max(int a, u32 b) { return a < (int)b ? b : a; }
 
 // ---- threads -----------------------------------------------------------------------------------
 
-static const int BLOCK = 512, WARP = 32, STACK = 256 * 1024;  // BLOCK: the most
-static int block_size;  // of this launch
+static const int THREADS_AT_ONCE = 1024, CLUSTER_BLOCKS = 2;  // the most
+static const int WARP = 32, STACK = 256 * 1024;
+static int block_size, cluster_size, first_block;  // of this launch; of those that run now
 
 struct Dim3 {
     unsigned x = 0, y = 0, z = 0;
 };
-static Dim3 blockIdx, gridDim;
+static Dim3 gridDim;
 
 struct Barrier {
     int arrived = 0, any = 0, result = 0;
@@ -62,20 +64,40 @@ struct Fiber {
     char* stack = nullptr;
 };
 
-static Fiber fibers[BLOCK];
-static int current;
+static Fiber fibers[THREADS_AT_ONCE];
+static int current;  // block after block
 static jmp_buf scheduler;
 static void (*body)();
-static Barrier block_barrier, warp_barriers[BLOCK / WARP];
+static Barrier cluster_barrier, block_barriers[CLUSTER_BLOCKS];
+static Barrier warp_barriers[THREADS_AT_ONCE / WARP];
 // what the lanes of a warp show each other; used in turn, so that one barrier is enough
-static u32 shown[BLOCK / WARP][2][WARP][6];
+static u32 shown[THREADS_AT_ONCE / WARP][2][WARP][6];
+static int running[CLUSTER_BLOCKS];  // threads of each block that are not done
+
+static int own_rank_of_fiber() { return current / block_size; }
 
 struct ThreadIndex {
     struct {
-        operator unsigned() const { return current; }
+        operator unsigned() const { return current % block_size; }
     } x;
 };
 static ThreadIndex threadIdx;
+
+struct BlockIndex {
+    struct {
+        operator unsigned() const { return first_block + own_rank_of_fiber(); }
+    } x;
+};
+static BlockIndex blockIdx;
+
+// Threads that have a turn only in each of so many rounds, so that others run ahead of them.
+struct Held {
+    int first = 0, end = 0, rounds = 1;
+};
+static Held held;
+
+static const int MOST_ROUNDS = 20000;  // in which nobody gets what it waits for: nobody ever will
+static int rounds_in_vain;
 
 static void give_way() {
     if (!_setjmp(fibers[current].place)) _longjmp(scheduler, 1);
@@ -88,24 +110,34 @@ static int wait_at(Barrier& barrier, int size, int value) {
         barrier.result = barrier.any;
         barrier.arrived = barrier.any = 0;
         ++barrier.generation;
+        rounds_in_vain = 0;
         return barrier.result;
     }
     while (barrier.generation == generation) give_way();
     return barrier.result;
 }
 
-static void __syncthreads() { wait_at(block_barrier, block_size, 0); }
-static int __syncthreads_or(int value) { return wait_at(block_barrier, block_size, value != 0); }
+static int wait_for_block(int value) {
+    return wait_at(block_barriers[own_rank_of_fiber()], block_size, value);
+}
+static void __syncthreads() { wait_for_block(0); }
+static int __syncthreads_or(int value) { return wait_for_block(value != 0); }
 static void __syncwarp() { wait_at(warp_barriers[current / WARP], WARP, 0); }
+
+static void end_block();  // of the thread that runs, when all its threads are done
 
 static void enter() {
     body();
     fibers[current].is_done = true;
+    rounds_in_vain = 0;
+    if (!--running[own_rank_of_fiber()]) end_block();
     _longjmp(scheduler, 1);
 }
 
-static void run_block() {
-    for (int n = 0; n < block_size; ++n) {
+// whether all threads came to their end
+static bool run_cluster() {
+    const int threads = block_size * cluster_size;
+    for (int n = 0; n < threads; ++n) {
         Fiber& fiber = fibers[n];
         if (!fiber.stack) fiber.stack = (char*)malloc(STACK);
         fiber.is_started = fiber.is_done = false;
@@ -115,25 +147,38 @@ static void run_block() {
         fiber.context.uc_link = nullptr;
         makecontext(&fiber.context, enter, 0);
     }
-    for (bool is_left = true; is_left;) {
+    for (int& count : running) count = block_size;
+    cluster_barrier = Barrier();
+    for (Barrier& barrier : block_barriers) barrier = Barrier();
+    for (Barrier& barrier : warp_barriers) barrier = Barrier();
+    static bool is_left;
+    static int round;
+    is_left = true;
+    rounds_in_vain = 0;
+    for (round = 0; is_left; ++round) {
         is_left = false;
-        for (current = 0; current < block_size; ++current) {
+        if (++rounds_in_vain > MOST_ROUNDS) return false;
+        for (current = 0; current < threads; ++current) {
             Fiber& fiber = fibers[current];
             if (fiber.is_done) continue;
             is_left = true;
+            const bool is_held = current >= held.first && current < held.end;
+            if (is_held && (round + 1) % held.rounds) continue;
             if (_setjmp(scheduler)) continue;
             if (fiber.is_started) _longjmp(fiber.place, 1);
             fiber.is_started = true;
             setcontext(&fiber.context);
         }
     }
+    return true;
 }
 
 // ---- memory ------------------------------------------------------------------------------------
 
 static const int SHARED_BYTES = 232448;  // the most that a listed device gives a block
 static int shared_chunks;                // of this launch
-alignas(1024) static Chunk shared_memory[SHARED_BYTES / 16];
+alignas(1024) static Chunk shared_memories[CLUSTER_BLOCKS][SHARED_BYTES / 16];
+#define shared_memory (shared_memories[own_rank_of_fiber()])
 
 struct Range {
     const char *begin, *end;
@@ -146,10 +191,12 @@ static void copy_now(Chunk* to, const void* from, bool is_valid) {
     else memset(to, 0, 16);
 }
 
-// Copies are made at once, or as late as may be: when whoever waits for them asks.
-static bool is_late;
+// Copies are made at once, or as late as may be: when whoever waits for them asks. So are products
+// of warpgroups.
+static bool is_late, are_products_late;
 typedef std::vector<std::function<void()>> Copies;
-static Copies begun[BLOCK], committed[BLOCK];  // by each thread, and not waited for
+// by each thread, and not waited for
+static Copies begun[THREADS_AT_ONCE], committed[THREADS_AT_ONCE];
 
 // whether a copy may be made; counted
 static bool look_at_copy(const void* from, bool is_valid) {
@@ -232,6 +279,7 @@ static void wait_for(u64* barrier, int parity) {
             }
         } else give_way();
     }
+    rounds_in_vain = 0;
 }
 
 // ---- numbers -----------------------------------------------------------------------------------
@@ -389,24 +437,35 @@ static void report(int* error, int word) {
 
 static const u32 POISON = 0x7fc0dead;  // not a number
 
+static void begin_cluster();
+
+// ``grid`` clusters of so many blocks, one of which is the usual case
 template <typename Kernel, typename... Arguments>
-static void launch(int grid, int threads, int shared_bytes, Kernel kernel, Arguments... arguments) {
+static void launch(
+    int grid, int cluster, int threads, int shared_bytes, Kernel kernel, Arguments... arguments) {
     static Kernel the_kernel;
     the_kernel = kernel;
     static std::tuple<Arguments...> given;
     given = {arguments...};
     body = [] { std::apply(the_kernel, given); };
-    gridDim.x = grid;
+    gridDim.x = grid * cluster;
     block_size = threads;
+    cluster_size = cluster;
     shared_chunks = shared_bytes / 16;
-    for (blockIdx.x = 0; blockIdx.x < gridDim.x; ++blockIdx.x) {
-        for (Chunk& chunk : shared_memory)
-            for (u32& word : chunk.word) word = POISON;
-        run_block();
+    for (first_block = 0; first_block < grid * cluster; first_block += cluster) {
+        for (int rank = 0; rank < cluster; ++rank)
+            for (Chunk& chunk : shared_memories[rank])
+                for (u32& word : chunk.word) word = POISON;
         to_arrive.clear();
-        const u32* const end = (const u32*)(shared_memory + SHARED_BYTES / 16);
-        for (const u32* word = (const u32*)shared_memory + shared_bytes / 4; word < end; ++word)
-            if (*word != POISON) ++wrong_copies;
+        for (Copies& copies : begun) copies.clear();
+        for (Copies& copies : committed) copies.clear();
+        begin_cluster();
+        if (!run_cluster()) ++wrong_copies;
+        for (int rank = 0; rank < cluster; ++rank) {
+            const u32* const begin = (const u32*)shared_memories[rank];
+            for (int word = shared_bytes / 4; word < SHARED_BYTES / 4; ++word)
+                if (begin[word] != POISON) ++wrong_copies;
+        }
     }
 }
 
@@ -415,6 +474,10 @@ extern "C" void allow_reads(const char* x, i64 x_bytes, const char* weights, i64
     readable[1] = {weights, weights + weight_bytes};
     wrong_copies = copies = 0;
 }
-extern "C" void copy_late(int value) { is_late = value; }
+extern "C" void be_late(int with_copies, int with_products) {
+    is_late = with_copies;
+    are_products_late = with_products;
+}
+extern "C" void hold_up(int first, int end, int rounds) { held = {first, end, rounds}; }
 extern "C" i64 count_wrong_copies() { return wrong_copies; }
 extern "C" i64 count_copies() { return copies; }

@@ -1,11 +1,24 @@
 // Stands in for warpgroups.cu on the host, behind host_tensor_cores.cpp. Swizzles are done on the
 // bits of addresses, as a device does them. Copies and products are done at once, or as late as
-// they may be: what is right must be right both ways.
+// they may be: what is right must be right all ways. Shared memory, and barriers in it, are those
+// of the thread's block, or of the block of its cluster that an instruction goes to.
 
 #define __grid_constant__
+#define __cluster_dims__(...)
 #define TENSOR_MAP TensorMap
 
-static char* const ring_memory = (char*)shared_memory;
+static int target = -1;  // the rank of the block that an instruction goes to; -1: the thread's own
+static int rank_now() { return target < 0 ? own_rank_of_fiber() : target; }
+#define ring_memory ((char*)shared_memories[rank_now()])
+
+// does this to the block of this rank; nothing where that has ended
+template <typename Action>
+static void at_rank(int rank, const Action& action) {
+    if (rank >= cluster_size || !running[rank]) return void(++wrong_copies);
+    target = rank;
+    action();
+    target = -1;
+}
 
 static u32 shared_address(const void* at) { return (u32)((const char*)at - ring_memory); }
 
@@ -20,16 +33,16 @@ struct TensorMap {
 
 // Chunks that threads have written and the tensor cores may not see yet: those of a thread until it
 // shows them, those that copies of threads brought until anybody does.
-static bool is_hidden[SHARED_BYTES / 16];
-static std::vector<u32> hidden_by[BLOCK], brought;
+static bool is_hidden[CLUSTER_BLOCKS][SHARED_BYTES / 16];
+static std::vector<u32> hidden_by[THREADS_AT_ONCE], brought[CLUSTER_BLOCKS];
 
 static void hide(u32 address, std::vector<u32>& by) {
-    is_hidden[address / 16] = true;
+    is_hidden[rank_now()][address / 16] = true;
     by.push_back(address / 16);
 }
 
 static void show_all(std::vector<u32>& chunks) {
-    for (u32 chunk : chunks) is_hidden[chunk] = false;
+    for (u32 chunk : chunks) is_hidden[rank_now()][chunk] = false;
     chunks.clear();
 }
 
@@ -47,25 +60,29 @@ struct Bytes {
 struct SharedBarrier {
     int arrivals = 0, left = 0, bytes = 0;
     u32 phase = 0;
+    bool is_seen = true;  // somebody went on because of the last phase that is over
     std::vector<Bytes> late;
     std::vector<Copies> late_arrivals;  // of threads, behind their copies
 };
-static SharedBarrier shared_barriers[SHARED_BYTES / 8];
+static SharedBarrier shared_barriers[CLUSTER_BLOCKS][SHARED_BYTES / 8];
+static std::vector<u32> begun_barriers[CLUSTER_BLOCKS];
 
 static SharedBarrier& barrier_at(u32 address) {
     if (address % 8 || address >= shared_chunks * 16u) wrong(), address = 0;
-    return shared_barriers[address / 8];
+    return shared_barriers[rank_now()][address / 8];
 }
 
 static void do_bytes(const Bytes& copy) {
     if (copy.to + copy.count > shared_chunks * 16u) return wrong();
-    is_hidden[copy.to / 16] = false;
+    is_hidden[rank_now()][copy.to / 16] = false;
     if (copy.from) memcpy(ring_memory + copy.to, copy.from, copy.count);
     else memset(ring_memory + copy.to, 0, copy.count);
 }
 
 static void look(SharedBarrier& barrier) {
     if (barrier.left || barrier.bytes) return;
+    if (!barrier.is_seen) wrong();  // one phase after the other, and nobody waited
+    barrier.is_seen = false;
     barrier.left = barrier.arrivals;
     barrier.phase ^= 1;
 }
@@ -86,19 +103,29 @@ static void land(SharedBarrier& barrier) {
 static void begin_barrier(u32 barrier, int arrivals) {
     barrier_at(barrier) = SharedBarrier();
     barrier_at(barrier).arrivals = barrier_at(barrier).left = arrivals;
+    begun_barriers[rank_now()].push_back(barrier);
 }
 
-static void publish_barriers() {
-    memset(is_hidden, 0, sizeof is_hidden);
-    brought.clear();
-    for (auto& chunks : hidden_by) chunks.clear();
+static void publish_barriers() {}
+
+// of a block that has ended nothing may be left over, and nothing be on its way there
+static void end_block() {
+    for (u32 at : begun_barriers[rank_now()]) {
+        const SharedBarrier& barrier = barrier_at(at);
+        const bool has_late = !barrier.late.empty() || !barrier.late_arrivals.empty();
+        if (has_late || barrier.bytes || barrier.left != barrier.arrivals) wrong();
+    }
 }
 
 static void arrive(u32 at) {
     SharedBarrier& barrier = barrier_at(at);
-    if (!barrier.left) wrong();
+    if (!barrier.left) return wrong();  // one too many, or at no barrier at all
     --barrier.left;
     look(barrier);
+}
+
+static void arrive_at(int rank, u32 barrier) {
+    at_rank(rank, [=] { arrive(barrier); });
 }
 
 static void arrive_expecting(u32 at, int bytes) {
@@ -108,27 +135,32 @@ static void arrive_expecting(u32 at, int bytes) {
 
 static void wait_for(u32 at, u32 phase) {
     SharedBarrier& barrier = barrier_at(at);
-    for (int turns = 0; barrier.phase == phase; ++turns) {
+    while (barrier.phase == phase) {
         const bool has_late = !barrier.late.empty() || !barrier.late_arrivals.empty();
         if (has_late && barrier.left == (int)barrier.late_arrivals.size()) {
             land(barrier);
             look(barrier);
             continue;
         }
-        if (turns > 1000000) abort();  // nobody will ever arrive
         give_way();
     }
+    barrier.is_seen = true;
+    rounds_in_vain = 0;
 }
 
-static Barrier group_barriers[16];
-static void wait_for_warpgroup(int id) { wait_at(group_barriers[id], 128, 0); }
+static Barrier group_barriers[CLUSTER_BLOCKS][16];
+static void wait_for_warpgroup(int id) { wait_at(group_barriers[rank_now()][id], 128, 0); }
+
+static void wait_for_cluster() { wait_at(cluster_barrier, cluster_size * block_size, 0); }
 
 // ---- copies ------------------------------------------------------------------------------------
 
-static void copy_tensor(u32 to, const TensorMap& map, const int (&at)[5], u32 barrier) {
+static void copy_tensor(
+    u32 to, const TensorMap& map, const int (&at)[5], u32 barrier, bool is_counted = true) {
     if (to % 1024 || map.box[0] * map.element != 128) return wrong();
     u32 row = 0;
     SharedBarrier& told = barrier_at(barrier);
+    if (!told.arrivals) return wrong();
     for (u32 n4 = 0; n4 < map.box[4]; ++n4)
         for (u32 n3 = 0; n3 < map.box[3]; ++n3)
             for (u32 n2 = 0; n2 < map.box[2]; ++n2)
@@ -148,7 +180,7 @@ static void copy_tensor(u32 to, const TensorMap& map, const int (&at)[5], u32 ba
                         for (const Range& range : readable)
                             is_known |= source >= range.begin && source + 16 <= range.end;
                         if (!is_known) wrong();
-                        copies += is_valid;
+                        copies += is_valid && is_counted;
                         const Bytes copy{swizzled(to + row * 128 + chunk * 16), 16,
                                          is_valid && is_known ? source : nullptr};
                         if (is_late) {
@@ -173,12 +205,18 @@ static void copy_box(u32 to, const TensorMap& map, int k, int row, u32 barrier) 
     copy_tensor(to, map, {k, row, 0, 0, 0}, barrier);
 }
 
+static void copy_box_to_all(u32 to, const TensorMap& map, int k, int row, u32 barrier) {
+    if (map.axes != 2) wrong();
+    for (int rank = 0; rank < cluster_size; ++rank)
+        at_rank(rank, [&] { copy_tensor(to, map, {k, row, 0, 0, 0}, barrier, rank == 0); });
+}
+
 static void copy_async(u32 to, const void* from, bool is_valid) {
     if (to % 16) wrong();
     is_valid = look_at_copy(from, is_valid);
     const auto copy = [=] {
         do_bytes({to, 16, is_valid ? (const char*)from : nullptr});
-        hide(to, brought);
+        hide(to, brought[rank_now()]);
     };
     if (is_late) begun[current].push_back(copy);
     else copy();
@@ -221,7 +259,7 @@ static void load_fragment(u32 (&words)[4], u32 from) {
 
 static void show_tensor_cores() {
     show_all(hidden_by[current]);
-    show_all(brought);
+    show_all(brought[rank_now()]);
 }
 
 // ---- products ----------------------------------------------------------------------------------
@@ -245,14 +283,14 @@ struct Product {
     const u32* own;    // and the registers that it gave, which must stay as they were
     u32 given[4];
 };
-static std::vector<std::vector<Product>> products_under_way[BLOCK];
-static std::vector<Product> products_begun[BLOCK];
+static std::vector<std::vector<Product>> products_under_way[THREADS_AT_ONCE];
+static std::vector<Product> products_begun[THREADS_AT_ONCE];
 
 static u32 word_of(u64 descriptor, int row, int byte) {
     if (descriptor >> 62 != 1) wrong();
     const u32 start = (descriptor & 0x3fff) << 4, group = (descriptor >> 32 & 0x3fff) << 4;
     const u32 at = swizzled(start + row / 8 * group + row % 8 * 128 + byte);
-    if (at + 4 > shared_chunks * 16u || is_hidden[at / 16]) return wrong(), 0;
+    if (at + 4 > shared_chunks * 16u || is_hidden[rank_now()][at / 16]) return wrong(), 0;
     u32 word;
     memcpy(&word, ring_memory + at, 4);
     return word;
@@ -287,7 +325,7 @@ static void do_product(const Product& product) {
 }
 
 static void begin_product(const Product& product) {
-    if (is_late) products_begun[current].push_back(product);
+    if (are_products_late) products_begun[current].push_back(product);
     else do_product(product);
 }
 
@@ -352,3 +390,19 @@ static void store_turned(u32 to, u32 a, u32 b, u32 c, u32 d) {
 
 static float exponential(float value) { return expf(value); }
 static float reciprocal(float value) { return 1.0f / value; }
+
+// ---- launches ----------------------------------------------------------------------------------
+
+static void begin_cluster() {
+    memset(is_hidden, 0, sizeof is_hidden);
+    for (auto& chunks : brought) chunks.clear();
+    for (auto& chunks : hidden_by) chunks.clear();
+    for (auto& groups : products_under_way) groups.clear();
+    for (auto& products : products_begun) products.clear();
+    for (auto& of_block : group_barriers)
+        for (Barrier& barrier : of_block) barrier = Barrier();
+    for (int rank = 0; rank < CLUSTER_BLOCKS; ++rank) {
+        for (u32 at : begun_barriers[rank]) shared_barriers[rank][at / 8] = SharedBarrier();
+        begun_barriers[rank].clear();
+    }
+}
