@@ -69,7 +69,8 @@ class Form:
 
     Args:
         name: Of the form.
-        columns: Of the weights, that a task takes; in a flow, that a warp takes at a time.
+        columns: Of the weights, that a task takes; in a flow, that a warp takes at a time; of
+            warpgroups, that a block of threads takes of a task.
         tokens: The most rows that a pass over the weights takes.
         way: "direct" (from memory into registers), "flow" (through one ring of copies from the
             first expert to the last) and "stream" (task by task) take all rows of an expert, pass
@@ -89,7 +90,8 @@ class Form:
         """The most tasks that ``rows`` rows of ``experts`` experts can make."""
         has_tiles = self.way in {"tile", "warpgroups"}
         most = min(rows, experts) + (rows // self.tokens if has_tiles else 0)
-        return most * -(-columns // self.columns)
+        cluster = self.shape.cluster if self.shape else 1
+        return most * -(-columns // (self.columns * cluster))
 
     def ring_bytes(self, capability: tuple[int, int]) -> int:
         """Shared memory, on devices of this capability, for what is copied ahead."""
@@ -128,7 +130,7 @@ WIDE = Form("wide", 64, 32, way="stream", blocks=1)
 WIDE_16 = Form("wide", 64, 16, way="stream", blocks=1)
 TILE_64 = Form("tile64", 128, 64, way="tile", blocks=1)
 TILE_128 = Form("tile128", 128, 128, way="tile", blocks=1)
-_OF_16_BITS = (WarpgroupShape(256, 64, 8, 5), WarpgroupShape(128, 256, 32, 4))
+_OF_16_BITS = (WarpgroupShape(256, 64, 8, 5), WarpgroupShape(128, 256, 32, 4, cluster=2))
 _SHAPES: Mapping[str, tuple[WarpgroupShape, ...]] = {
     "bf16": _OF_16_BITS,
     "f16": _OF_16_BITS,

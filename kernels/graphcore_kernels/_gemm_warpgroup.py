@@ -40,13 +40,15 @@ class WarpgroupShape:
     """What a task takes, and how far copies run ahead.
 
     Args:
-        columns: Of the weights: 128 or 256.
+        columns: Of the weights, of a block of threads: 128 or 256.
         tokens: The most rows.
         grain: Rows that are added at once to what a task takes, and of a box of x: an eighth of
             ``tokens`` and a multiple of 8.
         stages: Of the ring, 128 bytes of the depth each.
         itemsize: Of the elements, in bytes.
         is_split: Whether the ring also has what rounding tokens took.
+        cluster: Blocks of threads that do a task together, each with columns of its own; they copy
+            tokens for each other.
     """
 
     columns: int
@@ -55,6 +57,7 @@ class WarpgroupShape:
     stages: int
     itemsize: int = 2
     is_split: bool = False
+    cluster: int = 1
 
     def shared_bytes(self, experts: int) -> int:
         """The ring, elements of 16 bits on their way out, factors, barriers, and tables."""
@@ -65,9 +68,18 @@ class WarpgroupShape:
         return ring + turned + 2 * 4 * self.tokens + _BARRIER_BYTES + tables
 
     def config(self, tasks: int, experts: int, device: DeviceInfo) -> LaunchConfig:
-        """The launch shape: a block for each multiprocessor, fewer where there is less to do."""
-        blocks = min(device.multiprocessors, tasks)
+        """The launch shape: a block for each multiprocessor, fewer where there is less to do.
+
+        ``tasks`` are those of clusters; the device has room for one, see :meth:`why_not`.
+        """
+        blocks = min(device.multiprocessors // self.cluster, tasks) * self.cluster
         return LaunchConfig((blocks, 1, 1), (_THREADS, 1, 1), self.shared_bytes(experts))
+
+    def why_not(self, device: DeviceInfo) -> str | None:
+        """Why no cluster has room there, in words; None where one has."""
+        if device.multiprocessors >= self.cluster:
+            return None
+        return f"a device of {self.cluster} multiprocessors or more, got {device.multiprocessors}"
 
 
 @cache
@@ -93,6 +105,7 @@ def warpgroup_kernel(
         "GEMM_STAGES": shape.stages,
         "GEMM_PAIRS": int(has_pairs),
         "GEMM_COMBINED": int(is_combined),
+        "GEMM_CLUSTER": shape.cluster,
     }
     own = "gemm_warpgroup" if shape.itemsize == 2 else "gemm_warpgroup_f32"
     parts = ("tensor_cores", "warpgroups", "grouped_rows", "warpgroup_tasks", own,

@@ -165,13 +165,13 @@ __device__ __forceinline__ void do_block(
                 multiply_warpgroup(sum[half], a + half * (64 * STEP / 16) + 2 * k, b + 2 * k);
         commit_products();
         wait_for_products<1>();
-        if (last && worker.lane == 0) arrive(last);
+        if (last) give_back(p, last, worker.lane);
         last = ring.empty();
     }
     wait_for_products<0>();
 #pragma unroll
     for (int half = 0; half < HALVES; ++half) hold(sum[half]);
-    if (last && worker.lane == 0) arrive(last);
+    if (last) give_back(p, last, worker.lane);
 #pragma unroll
     for (int i = 0; i < SCALES; ++i)
         if (worker.thread() + i * WARPGROUP < GEMM_TOKENS)

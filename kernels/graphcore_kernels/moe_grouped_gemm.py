@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from graphcore.driver import LEGACY_STREAM, Driver, active
-from graphcore.driver.records import CaptureState
+from graphcore.driver.records import CaptureState, DeviceInfo
 from graphcore.errors import CaptureError, ConfigurationError
 from graphcore.resources.buffer import Buffer
 from graphcore.resources.tensors import TensorRef, describe
@@ -115,7 +115,8 @@ class MoeGroupedGemm:
         """The form that a product of these capacities takes where none is named.
 
         For products that are done in parts and must have the bits of the whole. Only a product
-        whose operands warpgroups cannot take has another: see ``form`` of the call.
+        whose operands, or whose device, warpgroups cannot take has another: see ``form`` of the
+        call.
 
         Args:
             rows: Capacity in rows.
@@ -189,8 +190,8 @@ class MoeGroupedGemm:
                 capacities. Every precision and layout has some of them. "warpgroup64" (not of
                 "ieee"), "warpgroup128" (of "tf32x3") and "warpgroup256" (of 16-bit elements) are
                 for layout "nk" on devices of capability (9, 0), rows of x and of the weights that
-                share no memory, and with an activation N a multiple of 16; they are taken unasked
-                only where they can be.
+                share no memory, and with an activation N a multiple of 16, "warpgroup256" also
+                for two multiprocessors or more; they are taken unasked only where they can be.
             stream: Anything that is a stream. None: the capture under way on this thread, else
                 torch's or CuPy's current stream where the tensors are theirs, else the legacy one.
             driver: The driver to launch through. None: the stream's, the capture's or the device's.
@@ -253,7 +254,7 @@ class MoeGroupedGemm:
         sizes = measure(_refs(operands), Choices(activation, gate_up, layout, precision))
         place = choose_place(stream, tuple(operands.values()), driver)
         _check_device(place.driver)
-        chosen = _form_of(_refs(operands), sizes, form, device_facts(place.driver).capability)
+        chosen = _form_of(_refs(operands), sizes, form, device_facts(place.driver))
         operands |= _allocate(operands, sizes, place)
         check_written(_refs(operands), sizes)
         launches = _launches(_refs(operands), sizes, chosen, place.driver)
@@ -273,16 +274,18 @@ def _refs(operands: Mapping[str, Operand]) -> dict[str, TensorRef]:
 
 
 def _form_of(
-    refs: Mapping[str, TensorRef], sizes: Sizes, name: str | None, capability: tuple[int, int]
+    refs: Mapping[str, TensorRef], sizes: Sizes, name: str | None, device: DeviceInfo
 ) -> Form:
     capacities = sizes.rows, sizes.experts, sizes.arithmetic, sizes.layout
     if name is None:
-        chosen = choose_form(*capacities, capability)
-        if chosen.shape and why_not_warpgroups(refs, sizes, capability):
+        chosen = choose_form(*capacities, device.capability)
+        if chosen.shape and (
+            why_not_warpgroups(refs, sizes, device.capability) or chosen.shape.why_not(device)
+        ):
             return choose_portable_form(*capacities)
         return chosen
     if name.startswith("warpgroup"):
-        expected = why_not_warpgroups(refs, sizes, capability)
+        expected = why_not_warpgroups(refs, sizes, device.capability)
         if expected:
             raise ConfigurationError(f"form: {name!r}: expected {expected}")
     forms = {**forms_of(sizes.arithmetic, sizes.layout), **warpgroups_of(sizes.arithmetic)}
@@ -291,6 +294,9 @@ def _form_of(
             f"form: expected one of {', '.join(forms)} for {sizes.arithmetic} in layout "
             f"{sizes.layout!r}, got {name!r}"
         )
+    shape = forms[name].shape
+    if shape and (expected := shape.why_not(device)):
+        raise ConfigurationError(f"form: {name!r}: expected {expected}")
     return forms[name]
 
 

@@ -2,16 +2,18 @@
 // lies in shared memory, tasks, the ring of copies, and results that go out as registers have them.
 //
 // Weights are the 64-row side of wgmma, tokens its columns: an expert's rows are shared out evenly
-// to blocks of up to GEMM_TOKENS, each with just as many columns as its tokens need. Copies of
-// weights are boxes that the driver described: it is the box that lays eight gates before their
-// eight ups, so that a thread has both sums of an activation. Rows of x are boxes too, unless they
-// are gathered. Copies run ahead, also for the tasks to come.
+// to blocks of up to GEMM_TOKENS, each with just as many columns as its tokens need. A task is a
+// cluster's, whose blocks of threads have the same tokens, and columns of the weights side by side;
+// past the last column boxes are zeros, and nothing is stored. Copies of weights are boxes that the
+// driver described: it is the box that lays eight gates before their eight ups, so that a thread
+// has both sums of an activation. Rows of x are boxes too, unless they are gathered. Copies run
+// ahead, also for the tasks to come.
 //
 // The host defines GEMM_NAME, GEMM_PRECISION (0 bf16, 1 f16, 3 tf32x3, 4 tf32), GEMM_PAIRS,
-// GEMM_COMBINED, GEMM_WIDTH (columns of the weights of a task), GEMM_TOKENS, GEMM_GRAIN (tokens that
-// are added at once to what a task takes, a multiple of 8) and GEMM_STAGES, and puts tensor_cores,
-// warpgroups and grouped_rows before this text; gemm_warpgroup or gemm_warpgroup_f32 and then
-// warpgroup_launch come behind it.
+// GEMM_COMBINED, GEMM_CLUSTER (blocks of one), GEMM_WIDTH (columns of the weights that a block
+// takes of a task), GEMM_TOKENS, GEMM_GRAIN (tokens that are added at once to what a task takes, a
+// multiple of 8) and GEMM_STAGES, and puts tensor_cores, warpgroups and grouped_rows before this
+// text; gemm_warpgroup or gemm_warpgroup_f32 and then warpgroup_launch come behind it.
 
 #define ELEMENT (GEMM_PRECISION < 2 ? 2 : 4)
 #define V (16 / ELEMENT)  // elements of a chunk
@@ -36,12 +38,17 @@ struct alignas(16) Expert {
     int number, begin, end, slot;  // -1: no slot of the bank
 };
 
+// of this block in its cluster
+__device__ __forceinline__ int own_rank() {
+    return GEMM_CLUSTER > 1 ? own_block() % GEMM_CLUSTER : 0;
+}
+
 // tasks of an expert in the order in which multiprocessors that work at once share most
 struct SharedTasks : Tasks<GEMM_TOKENS> {
     // As ``keep`` left it. Made again for each task: registers are short where sums are many
     __device__ __forceinline__ explicit SharedTasks(const Problem& p) {
         first = sums(p) + WARPS;
-        tiles = round_up_division(p.columns, GEMM_WIDTH);
+        tiles = round_up_division(p.columns, GEMM_WIDTH * GEMM_CLUSTER);
         are_offsets_bad = *sums(p);
     }
 
@@ -107,20 +114,20 @@ struct SharedTasks : Tasks<GEMM_TOKENS> {
         const int most = round_up_division(blocks, panels), panel = n / (most * tiles);
         const int before = panel * most, here = min(most, blocks - before);
         n -= before * tiles;
-        task.tile = n / here;
+        task.tile = n / here * GEMM_CLUSTER + own_rank();
         task.begin += (before + n % here) * size;
         task.end = min(task.end, task.begin + size);
         return task;
     }
 };
 
-// A block's tasks: as many blocks as there are take one each, in their order, then the next as many
-// the other way round, and so on.
+// A cluster's tasks: as many clusters as there are take one each, in their order, then the next as
+// many the other way round, and so on.
 struct Turn {
-    int task = own_block();
+    int task = own_block() / GEMM_CLUSTER;
 
     __device__ __forceinline__ void go_on() {
-        const int blocks = gridDim.x;
+        const int blocks = gridDim.x / GEMM_CLUSTER;
         task = (2 * (task / blocks) + 2) * blocks - 1 - task;
     }
 };
@@ -150,6 +157,26 @@ __device__ __forceinline__ int tokens_of(const Task& task) {
     return round_up_division(task.end - task.begin, GEMM_GRAIN) * GEMM_GRAIN;
 }
 
+__device__ __forceinline__ void copy_tokens(
+    u32 to, const TensorMap& map, int k, int row, u32 barrier) {
+#if GEMM_CLUSTER > 1
+    copy_box_to_all(to, map, k, row, barrier);
+#else
+    copy_box(to, map, k, row, barrier);
+#endif
+}
+
+// By a warp that has read a stage. Rows that are gathered are no other block's.
+__device__ __forceinline__ void give_back(const Problem& p, u32 empty, int lane) {
+#if GEMM_CLUSTER > 1
+    if (!p.gather) {
+        if (lane < GEMM_CLUSTER) arrive_at(lane, empty);
+        return;
+    }
+#endif
+    if (lane == 0) arrive(empty);
+}
+
 __device__ __forceinline__ void copy_weights(
     const Problem& p, const TensorMap& map, const Task& task, int step, const Ring& ring) {
     const bool has_pairs = p.activation != NONE;
@@ -157,7 +184,8 @@ __device__ __forceinline__ void copy_weights(
              has_pairs ? task.tile * (GEMM_WIDTH / 16) : 0, task.slot, ring.full());
 }
 
-// by one thread: everything in boxes
+// By one thread: everything in boxes. The blocks of a cluster have the same tokens, of which each
+// copies its share for all.
 __device__ __forceinline__ void copy_boxes(
     const Problem& p, const TensorMap& weights, const TensorMap& x, Ring ring) {
 #pragma unroll 1
@@ -169,9 +197,9 @@ __device__ __forceinline__ void copy_boxes(
             wait_for(ring.empty(), ring.phase ^ 1);
             arrive_expecting(ring.full(), WEIGHT_BYTES + tokens * STEP);
             copy_weights(p, weights, task, step, ring);
-            for (int row = 0; row < tokens; row += GEMM_GRAIN)
-                copy_box(ring.memory() + WEIGHT_BYTES + row * STEP, x, step * (STEP / ELEMENT),
-                         task.begin + row, ring.full());
+            for (int row = own_rank() * GEMM_GRAIN; row < tokens; row += GEMM_CLUSTER * GEMM_GRAIN)
+                copy_tokens(ring.memory() + WEIGHT_BYTES + row * STEP, x, step * (STEP / ELEMENT),
+                            task.begin + row, ring.full());
         }
     }
 }

@@ -46,8 +46,13 @@ def form_of(driver=None, **others) -> str:
 
 def of_capability(monkeypatch, capability):
     """An emulated driver of a device of another capability."""
+    return of_device(monkeypatch, capability=capability)
+
+
+def of_device(monkeypatch, **facts):
+    """An emulated driver of a device of which these facts are others."""
     driver = open_driver("emulated")
-    info = replace(driver.device_info(), capability=capability)
+    info = replace(driver.device_info(), **facts)
     monkeypatch.setattr(type(driver), "device_info", lambda self: info)
     return open_driver("emulated")
 
@@ -161,7 +166,54 @@ def test_the_shared_memory_of_most_experts_fits_the_device(form):
     config = form.config(100_000, MOST_EXPERTS, 28672, device)
     assert config.shared_bytes <= 227 * 1024
     assert config.grid == (132, 1, 1)
-    assert form.config(1, 1, 8, device).grid == (1, 1, 1)
+    assert form.config(1, 1, 8, device).grid == (form.shape.cluster, 1, 1)
+
+
+def device_of(multiprocessors: int) -> DeviceInfo:
+    return DeviceInfo(0, "any", (9, 0), 0, multiprocessors, (13, 0))
+
+
+@pytest.mark.parametrize("arithmetic", ["bf16", "f16"])
+def test_clusters_of_two_share_a_task_and_no_block_waits_for_a_multiprocessor(arithmetic):
+    form = warpgroups_of(arithmetic)["warpgroup256"]
+    assert form.shape.cluster == 2
+    # 128 columns a block: the last task of an odd number of tiles has one for the second
+    for columns, tasks in ((8, 1), (128, 1), (129, 1), (256, 1), (257, 2), (640, 3)):
+        assert form.tasks(1, 4, columns) == tasks
+        assert form.tasks(40, 4, columns) == 4 * tasks
+        assert form.tasks(600, 4, columns) == (4 + 2) * tasks
+        for multiprocessors in range(2, 140):
+            (blocks, *others) = form.config(600, 4, columns, device_of(multiprocessors)).grid
+            assert blocks == 2 * min(multiprocessors // 2, 6 * tasks)
+            assert others == [1, 1]
+
+
+def test_forms_without_clusters_have_a_task_for_each_tile_and_block():
+    for arithmetic in ARITHMETIC:
+        for form in warpgroups_of(arithmetic).values():
+            if form.name != "warpgroup256":
+                assert form.shape.cluster == 1
+                assert form.tasks(5, 4, 3 * form.columns) == 3 * 4
+                assert form.config(5, 4, 3 * form.columns, device_of(7)).grid == (7, 1, 1)
+                assert form.config(5, 4, 3 * form.columns, device_of(99)).grid == (12, 1, 1)
+
+
+MANY_ROWS_OF_16_BITS = {"x": at(0, 512, 64), "out": at(4, 512, 48)}
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_device_without_room_for_a_cluster_takes_another_form(monkeypatch, dtype):
+    given = {name: replace(ref, dtype=dtype) for name, ref in MANY_ROWS_OF_16_BITS.items()}
+    given["weights"] = at(1, 5, 48, 64, dtype=dtype)
+    assert form_of(**given) == form_of(**given, form="warpgroup256") == "warpgroup256"
+    driver = of_device(monkeypatch, multiprocessors=1)
+    assert form_of(driver, **given) == "tile128"
+    assert form_of(driver, **given, form="warpgroup64") == "warpgroup64"
+    told = "form: 'warpgroup256': expected a device of 2 multiprocessors or more, got 1"
+    with pytest.raises(ConfigurationError, match=re.escape(told)):
+        form_of(driver, **given, form="warpgroup256")
+    driver = of_device(monkeypatch, multiprocessors=2)
+    assert form_of(driver, **given) == "warpgroup256"
 
 
 def maps_of(graph) -> list[int]:
