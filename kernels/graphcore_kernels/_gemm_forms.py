@@ -130,7 +130,10 @@ WIDE = Form("wide", 64, 32, way="stream", blocks=1)
 WIDE_16 = Form("wide", 64, 16, way="stream", blocks=1)
 TILE_64 = Form("tile64", 128, 64, way="tile", blocks=1)
 TILE_128 = Form("tile128", 128, 128, way="tile", blocks=1)
-_OF_16_BITS = (WarpgroupShape(256, 64, 8, 5), WarpgroupShape(128, 256, 32, 4, cluster=2))
+_OF_16_BITS = (
+    WarpgroupShape(256, 64, 8, 5),
+    WarpgroupShape(128, 256, 32, 4, cluster=2, grains_of_box=2),
+)
 _SHAPES: Mapping[str, tuple[WarpgroupShape, ...]] = {
     "bf16": _OF_16_BITS,
     "f16": _OF_16_BITS,

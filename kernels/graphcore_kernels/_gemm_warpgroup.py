@@ -42,13 +42,14 @@ class WarpgroupShape:
     Args:
         columns: Of the weights, of a block of threads: 128 or 256.
         tokens: The most rows.
-        grain: Rows that are added at once to what a task takes, and of a box of x: an eighth of
-            ``tokens`` and a multiple of 8.
+        grain: Rows that are added at once to what a task takes: an eighth of ``tokens`` and a
+            multiple of 8.
         stages: Of the ring, 128 bytes of the depth each.
         itemsize: Of the elements, in bytes.
         is_split: Whether the ring also has what rounding tokens took.
         cluster: Blocks of threads that do a task together, each with columns of its own; they copy
             tokens for each other.
+        grains_of_box: How many grains a copy of rows of x brings at once; divides eight.
     """
 
     columns: int
@@ -58,6 +59,12 @@ class WarpgroupShape:
     itemsize: int = 2
     is_split: bool = False
     cluster: int = 1
+    grains_of_box: int = 1
+
+    @property
+    def box(self) -> int:
+        """Rows of x that a copy brings at once."""
+        return self.grain * self.grains_of_box
 
     def shared_bytes(self, experts: int) -> int:
         """The ring, elements of 16 bits on their way out, factors, barriers, and tables."""
@@ -106,6 +113,7 @@ def warpgroup_kernel(
         "GEMM_PAIRS": int(has_pairs),
         "GEMM_COMBINED": int(is_combined),
         "GEMM_CLUSTER": shape.cluster,
+        "GEMM_BOX": shape.box,
     }
     own = "gemm_warpgroup" if shape.itemsize == 2 else "gemm_warpgroup_f32"
     parts = ("tensor_cores", "warpgroups", "grouped_rows", "warpgroup_tasks", own,
@@ -166,7 +174,7 @@ def encoded_maps(
     """The maps (of the weights, of x) as the kernel takes them; zeros where nothing needs one."""
     x = bytes(TENSOR_MAP_BYTES)
     if _has_boxes_of_x(refs):
-        x = driver.encode_tensor_map(_map_of_rows(refs["x"], shape.grain))
+        x = driver.encode_tensor_map(_map_of_rows(refs["x"], shape.box))
     weights = _map_of_weights(refs["weights"], sizes, shape.columns)
     return driver.encode_tensor_map(weights), x
 
@@ -189,8 +197,8 @@ def _map_of_weights(weights: TensorRef, sizes: Sizes, width: int) -> TensorMap:
     return TensorMap(weights.address, weights.itemsize, shape, steps, (inner, *box))
 
 
-def _map_of_rows(x: TensorRef, grain: int) -> TensorMap:
-    box = (_ROW_BYTES // x.itemsize, grain)
+def _map_of_rows(x: TensorRef, rows: int) -> TensorMap:
+    box = (_ROW_BYTES // x.itemsize, rows)
     return TensorMap(x.address, x.itemsize, x.shape[::-1], (_step(x, 0),), box)
 
 

@@ -12,8 +12,9 @@
 // The host defines GEMM_NAME, GEMM_PRECISION (0 bf16, 1 f16, 3 tf32x3, 4 tf32), GEMM_PAIRS,
 // GEMM_COMBINED, GEMM_CLUSTER (blocks of one), GEMM_WIDTH (columns of the weights that a block
 // takes of a task), GEMM_TOKENS, GEMM_GRAIN (tokens that are added at once to what a task takes, a
-// multiple of 8) and GEMM_STAGES, and puts tensor_cores, warpgroups and grouped_rows before this
-// text; gemm_warpgroup or gemm_warpgroup_f32 and then warpgroup_launch come behind it.
+// multiple of 8), GEMM_BOX (rows of x of a copy, some grains) and GEMM_STAGES, and puts
+// tensor_cores, warpgroups and grouped_rows before this text; gemm_warpgroup or gemm_warpgroup_f32
+// and then warpgroup_launch come behind it.
 
 #define ELEMENT (GEMM_PRECISION < 2 ? 2 : 4)
 #define V (16 / ELEMENT)  // elements of a chunk
@@ -153,8 +154,12 @@ __device__ __forceinline__ int steps_of(const Problem& p, const Task& task) {
     return task.slot < 0 ? 0 : round_up_division(p.depth, STEP / ELEMENT);
 }
 
+__device__ __forceinline__ int round_up(int count, int step) {
+    return round_up_division(count, step) * step;
+}
+
 __device__ __forceinline__ int tokens_of(const Task& task) {
-    return round_up_division(task.end - task.begin, GEMM_GRAIN) * GEMM_GRAIN;
+    return round_up(task.end - task.begin, GEMM_GRAIN);
 }
 
 __device__ __forceinline__ void copy_tokens(
@@ -191,13 +196,13 @@ __device__ __forceinline__ void copy_boxes(
 #pragma unroll 1
     for (Turn turn; turn.task < SharedTasks(p).count(p); turn.go_on()) {
         const Task task = SharedTasks(p).find(p, turn.task);
-        const int steps = steps_of(p, task), tokens = tokens_of(task);
+        const int steps = steps_of(p, task), tokens = round_up(task.end - task.begin, GEMM_BOX);
 #pragma unroll 1
         for (int step = 0; step < steps; ++step, ring.go_on()) {
             wait_for(ring.empty(), ring.phase ^ 1);
             arrive_expecting(ring.full(), WEIGHT_BYTES + tokens * STEP);
             copy_weights(p, weights, task, step, ring);
-            for (int row = own_rank() * GEMM_GRAIN; row < tokens; row += GEMM_CLUSTER * GEMM_GRAIN)
+            for (int row = own_rank() * GEMM_BOX; row < tokens; row += GEMM_CLUSTER * GEMM_BOX)
                 copy_tokens(ring.memory() + WEIGHT_BYTES + row * STEP, x, step * (STEP / ELEMENT),
                             task.begin + row, ring.full());
         }

@@ -206,8 +206,8 @@ PLANTED = {
     ),
     "every block copies all tokens for both": Planted(
         (
-            ("row = own_rank() * GEMM_GRAIN", "row = 0"),
-            ("row += GEMM_CLUSTER * GEMM_GRAIN", "row += GEMM_GRAIN"),
+            ("row = own_rank() * GEMM_BOX", "row = 0"),
+            ("row += GEMM_CLUSTER * GEMM_BOX", "row += GEMM_BOX"),
         )
     ),
     "a block's share of the tokens is only its own": Planted(
