@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,21 @@ class Outcome:
             self.problems.append(problem)
 
 
+def notes_of(figures: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The speeds among ``figures``, as the tables of ``graphcore.bench`` show them."""
+    notes = []
+    for name, figure in figures.items():
+        if isinstance(figure, Mapping):
+            notes += [
+                {"case": name, "unit": unit.replace("_per_", "/").replace("_", " "), "ours": value}
+                for unit, value in figure.items()
+                if "_per_" in unit
+            ]
+        elif name == "us_a_step":
+            notes.append({"case": "a step, looked at one by one", "unit": "us", "ours": figure})
+    return notes
+
+
 def write(what: str, ranks: Any, outcome: Outcome, problems: list[list[str]], small: bool) -> Path:
     """Writes the figures to $OUT, or to benchmarks/results: where, which rank 0 prints."""
     is_gpu = ranks.device.type == "cuda"
@@ -48,6 +64,8 @@ def write(what: str, ranks: Any, outcome: Outcome, problems: list[list[str]], sm
         "figures": outcome.figures,
         "agreeing_us_by_rank": outcome.figures.pop("agreeing_us_by_rank"),
         "problems_by_rank": problems,
+        "rows": [],
+        "notes": notes_of(outcome.figures),
     }
     driver.close()
     if small or not is_gpu:
