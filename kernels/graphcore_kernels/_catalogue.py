@@ -91,8 +91,9 @@ def _products(capability: tuple[int, int]) -> Iterator[Entry]:
     for arithmetic in ARITHMETIC:
         for layout in get_args(Layout):
             for form in forms_of(arithmetic, layout).values():
-                kernel = product_kernel(arithmetic, layout, form, capability)
-                yield _product(kernel, form, device)
+                for each in dict.fromkeys((form.on(capability), form.alone)):
+                    kernel = product_kernel(arithmetic, layout, each, capability)
+                    yield _product(kernel, each, device)
         if has_warpgroups(arithmetic, "nk", capability):
             for form in warpgroups_of(arithmetic).values():
                 made = [

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Literal
 
@@ -19,7 +19,7 @@ from graphcore_kernels._module import load_through_cupy, read_source
 from graphcore_kernels.moe_grouped_gemm_reference import combine_reference, product_reference
 
 Layout = Literal["nk", "kn"]
-Way = Literal["direct", "flow", "stream", "tile", "warpgroups"]
+Way = Literal["direct", "flow", "stream", "tile", "lanes", "warpgroups"]
 
 THREADS = 256
 CHUNK_BYTES = 16
@@ -31,7 +31,6 @@ _RING_BYTES = 96 * 1024
 # where a block may have 227 KiB, and is alone on its multiprocessor
 _LARGE_RING_BYTES = 192 * 1024
 _ROOMY = frozenset({(9, 0), (10, 0), (10, 3)})
-_WARPS = THREADS // 32
 _FLOW_WARPS = 8 + 2 + 1
 """Those that multiply, those that copy weights, and the one that copies tokens."""
 _FLOW_RING_BYTES = {False: 64 * 1024, True: 192 * 1024}
@@ -74,9 +73,10 @@ class Form:
         tokens: The most rows that a pass over the weights takes.
         way: "direct" (from memory into registers), "flow" (through one ring of copies from the
             first expert to the last) and "stream" (task by task) take all rows of an expert, pass
-            after pass; "tile" and "warpgroups" take tiles.
+            after pass; "tile", "lanes" (in F32 arithmetic) and "warpgroups" take tiles.
         blocks: That a multiprocessor holds at once, where it has room.
         shape: Of a form of warpgroups, which sm_90a has.
+        threads: Of a block that does task after task.
     """
 
     name: str
@@ -85,10 +85,25 @@ class Form:
     way: Way
     blocks: int
     shape: WarpgroupShape | None = None
+    threads: int = THREADS
+
+    @property
+    def is_paired(self) -> bool:
+        """Whether a multiprocessor has two blocks of lanes, which reach no further than 64 GiB."""
+        return self.way == "lanes" and self.blocks == 2
+
+    @property
+    def alone(self) -> Form:
+        """The same sums by a block that is alone on its multiprocessor and reaches anything."""
+        return replace(self, blocks=1, threads=THREADS) if self.is_paired else self
+
+    def on(self, capability: tuple[int, int]) -> Form:
+        """As devices of this capability have it: two blocks of lanes need room for two rings."""
+        return self if capability in _ROOMY else self.alone
 
     def tasks(self, rows: int, experts: int, columns: int) -> int:
         """The most tasks that ``rows`` rows of ``experts`` experts can make."""
-        has_tiles = self.way in {"tile", "warpgroups"}
+        has_tiles = self.way in {"tile", "lanes", "warpgroups"}
         most = min(rows, experts) + (rows // self.tokens if has_tiles else 0)
         cluster = self.shape.cluster if self.shape else 1
         return most * -(-columns // (self.columns * cluster))
@@ -97,7 +112,7 @@ class Form:
         """Shared memory, on devices of this capability, for what is copied ahead."""
         if self.way == "direct":
             return _DIRECT_RING_BYTES
-        is_roomy = capability in _ROOMY
+        is_roomy = capability in _ROOMY and not self.is_paired
         if self.way == "flow":
             return _FLOW_RING_BYTES[is_roomy]
         return _LARGE_RING_BYTES if is_roomy else _RING_BYTES
@@ -107,9 +122,9 @@ class Form:
         tasks = self.tasks(rows, experts, columns)
         if self.shape:
             return self.shape.config(tasks, experts, device)
-        held = self.blocks
-        tables = 4 * (_WARPS + experts + 1)
-        threads = THREADS
+        form = self.on(device.capability)
+        held, threads = form.blocks, form.threads
+        tables = 4 * (threads // 32 + experts + 1)
         if self.way == "direct":
             held = held if device.capability in _ROOMY else 2
             tables = _DIRECT_BYTES + _EXPERT_BYTES * experts
@@ -130,6 +145,8 @@ WIDE = Form("wide", 64, 32, way="stream", blocks=1)
 WIDE_16 = Form("wide", 64, 16, way="stream", blocks=1)
 TILE_64 = Form("tile64", 128, 64, way="tile", blocks=1)
 TILE_128 = Form("tile128", 128, 128, way="tile", blocks=1)
+LANES_64 = Form("tile64", 128, 64, way="lanes", blocks=2, threads=128)
+LANES_128 = Form("tile128", 128, 128, way="lanes", blocks=2, threads=128)
 _OF_16_BITS = (
     WarpgroupShape(256, 64, 8, 5),
     WarpgroupShape(128, 256, 32, 4, cluster=2, grains_of_box=2),
@@ -179,13 +196,18 @@ def warpgroups_of(arithmetic: str) -> Mapping[str, Form]:
 def forms_of(arithmetic: str, layout: Layout) -> dict[str, Form]:
     """The portable forms by name; F32 in more than one product an element leaves sums less room."""
     has_room = arithmetic not in {"ieee", "tf32x3"}
-    forms = [WIDE if has_room else WIDE_16, TILE_64]
+    tiles = [TILE_64, TILE_128]
+    if arithmetic == "ieee":
+        tiles = [LANES_64, LANES_128]
+        if layout == "kn":  # rows of columns: not made for two blocks
+            tiles = [each.alone for each in tiles]
+    forms = [WIDE if has_room else WIDE_16, *tiles]
     if layout == "nk" and ITEMSIZES[arithmetic] == 2:
         forms[:1] = [DIRECT, FLOW]
     elif layout == "nk":  # of [K, N] a warp reads whole chunks of columns
         forms.insert(0, DIRECT if has_room else DIRECT_WIDE)
-    if arithmetic != "tf32x3":
-        forms.append(TILE_128)
+    if arithmetic == "tf32x3":
+        forms.remove(TILE_128)
     return {form.name: form for form in forms}
 
 
@@ -225,11 +247,12 @@ def places_bytes(rows: int) -> int:
     return -(-4 * (PLACES_HEADER + rows) // 256) * 256
 
 
-_WAYS: dict[Way, tuple[str, ...]] = {
+_PARTS: Mapping[Way, tuple[str, ...]] = {
     "direct": ("arrivals", "grouped_rows", "gemm_sums", "gemm_units", "gemm_direct"),
     "flow": ("arrivals", "grouped_rows", "gemm_sums", "gemm_units", "gemm_shares", "gemm_flow"),
     "stream": ("grouped_rows", "gemm_sums", "gemm_stream", "gemm_tasks"),
     "tile": ("grouped_rows", "gemm_sums", "gemm_tile", "gemm_tasks"),
+    "lanes": ("grouped_rows", "gemm_sums", "gemm_lanes", "gemm_tasks"),
 }
 
 
@@ -240,7 +263,7 @@ def product_source(arithmetic: str, layout: Layout, form: Form, ring_bytes: int)
         "NAME": product_name(arithmetic, layout, form),
         "PRECISION": ARITHMETIC.index(arithmetic),
         "KN": int(layout == "kn"),
-        "TILES": 4 if form.way == "tile" else form.columns // 16,
+        "TILES": 4 if form.way in {"tile", "lanes"} else form.columns // 16,
         "TOKENS": form.tokens,
         "BLOCKS": form.blocks,
         "RING": ring_bytes // CHUNK_BYTES,
@@ -250,13 +273,9 @@ def product_source(arithmetic: str, layout: Layout, form: Form, ring_bytes: int)
     elif form.way == "flow":
         is_roomy = ring_bytes == _FLOW_RING_BYTES[True]
         chosen |= {"UNITS": _FLOW_UNITS[is_roomy], "SLICE": _FLOW_SLICE[is_roomy]}
-    parts = ("tensor_cores", *_parts(arithmetic, form.way), "moe_grouped_gemm")
-    return _define(chosen) + _sources(*parts)
-
-
-def _parts(arithmetic: str, way: Way) -> tuple[str, ...]:
-    is_of_lanes = arithmetic == "ieee" and way == "tile"
-    return ("grouped_rows", "gemm_sums", "gemm_lanes", "gemm_tasks") if is_of_lanes else _WAYS[way]
+    parts = ("tensor_cores", *_PARTS[form.way], "moe_grouped_gemm")
+    threads = f"#define THREADS {form.threads}\n" if form.way == "lanes" else ""
+    return threads + _define(chosen) + _sources(*parts)
 
 
 @cache
@@ -267,7 +286,7 @@ def combine_source(element: str) -> str:
 
 
 def product_name(arithmetic: str, layout: Layout, form: Form) -> str:
-    return f"moe_grouped_gemm_{arithmetic}_{layout}_{form.name}"
+    return f"moe_grouped_gemm_{arithmetic}_{layout}_{form.name}" + "_two_blocks" * form.is_paired
 
 
 def warpgroup_product(arithmetic: str, form: Form, *, has_pairs: bool, is_combined: bool) -> Kernel:
@@ -287,6 +306,7 @@ def product_kernel(
     arithmetic: str, layout: Layout, form: Form, capability: tuple[int, int]
 ) -> Kernel:
     """The kernel of one form for devices of a capability; one object for each ring."""
+    form = form.on(capability)
     return _product_kernel(arithmetic, layout, form, form.ring_bytes(capability))
 
 

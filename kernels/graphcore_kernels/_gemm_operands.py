@@ -26,6 +26,7 @@ WRITTEN = ("out", "workspace", "error")
 _DTYPES = {"bfloat16": "bf16", "float16": "f16"}
 _PRECISIONS = ("ieee", "tf32x3", "tf32")
 _MOST = 2**31 - 1
+_REACH = 2**32 * CHUNK_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +111,19 @@ def measure(refs: Refs, choices: Choices) -> Sizes:
     _check_sizes(refs, sizes)
     _check_chunks(refs, sizes)
     return sizes
+
+
+def are_within_reach(refs: Refs, sizes: Sizes) -> bool:
+    """Whether rows of x, and of each slot of weights, lie ahead of the first, within 64 GiB.
+
+    Then 32 bits say how many chunks lie between.
+    """
+    x, weights = refs["x"], refs["weights"]
+    rows = ((weights.shape[1], weights.strides[1]), (x.shape[0], x.strides[0]))
+    return all(
+        count < 2 or 0 <= step * x.itemsize * (count - 1) <= _REACH - sizes.depth * x.itemsize
+        for count, step in rows
+    )
 
 
 def check_written(refs: Refs, sizes: Sizes) -> None:

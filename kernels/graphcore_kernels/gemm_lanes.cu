@@ -3,27 +3,30 @@
 // Tiles of WIDTH columns by GEMM_TOKENS tokens, through a ring of stages that the whole block
 // copies and shares. A thread has HELD columns by TURNS tokens, every TOKENS_AT_ONCE-th: a tile of
 // few tokens takes all warps alike, and fewer turns. What is multiplied next is read from shared
-// memory while the last is multiplied, across stages too.
+// memory while the last is multiplied, across stages too. Of two blocks of a multiprocessor one
+// multiplies where the other waits, begins or stores; each has half of the registers.
 
 #define WIDTH 128
 #define PITCH (WIDTH + (GEMM_KN ? 1 : 8))  // sums on their way out meet in no bank
-#define STAGE_DEPTH 8  // chunks along the depth
+#define IS_ALONE (GEMM_BLOCKS == 1)     // on its multiprocessor
+#define STAGE_DEPTH (IS_ALONE ? 8 : 4)  // chunks along the depth
 #define WEIGHTS (WIDTH * STAGE_DEPTH)
 #define STAGE ((WEIGHTS + GEMM_TOKENS * STAGE_DEPTH) * 16)  // bytes
 #define STAGES (GEMM_RING * 16 / STAGE)
 #define TOKENS_AT_ONCE (WARPS / 2 * 4)
 #define TURNS (GEMM_TOKENS / TOKENS_AT_ONCE)
-#define AHEAD 2  // tokens that a thread reads ahead
+#define AHEAD (IS_ALONE ? 2 : 1)  // tokens that a thread reads ahead
 #define ROW_CHUNKS (WIDTH / V)  // of a row of [K, N]
 #define ROW_BYTES (ROW_CHUNKS * 16)
 
 static_assert(IS_IEEE && HELD == 8, "F32, and eight columns a thread");
+static_assert(TURNS % 2 == 0, "tokens are read ahead by twos");
 static_assert(STAGES >= 3, "of a stage, the one before and the one behind, none is copied to");
 static_assert(GEMM_TOKENS * PITCH * 4 <= STAGES * STAGE, "the sums lie in the ring");
 
 // Where a chunk of a row lies. Rows that are equal modulo 8 differ by whole rows.
 __device__ __forceinline__ int place_of(int row, int chunk) {
-    return row * STAGE_DEPTH + (chunk ^ ((row & 1) << 2 | (row >> 1 & 3)));
+    return row * STAGE_DEPTH + (chunk ^ ((IS_ALONE ? (row & 1) << 2 : 0) | (row >> 1 & 3)));
 }
 
 // the chunk that lies so many bytes behind the beginning of the ring
@@ -37,8 +40,7 @@ __device__ __forceinline__ Chunk chunk_at(int bytes, int beyond) {
 // the former do so of weights, the latter of tokens. Places are bytes in a stage.
 struct Place {
     int g, first_column, first_token;
-    int weights, token;          // of chunk 0
-    int weights_odd, token_odd;  // from an even chunk to the next
+    int weights, token;  // of chunk 0
 
     __device__ __forceinline__ Place() {
         const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -47,8 +49,6 @@ struct Place {
         first_token = warp / 2 * 4 + lane / 16 * 2 + lane % 2;
         weights = (GEMM_KN ? first_column / V + g : place_of(first_column + g, 0)) * 16;
         token = (WEIGHTS + place_of(first_token, 0)) * 16;
-        weights_odd = GEMM_KN ? V * ROW_BYTES : (weights ^ 16) - weights;
-        token_odd = (token ^ 16) - token;
     }
 
     __device__ __forceinline__ int weights_of(int chunk) const {
@@ -65,58 +65,102 @@ struct Place {
     }
 };
 
+// Where a row lies, and how far it is from stage to stage: a pointer and bytes, or, since two blocks
+// have no registers for that, chunks behind the first row. The host lets two blocks have nothing
+// that goes backwards or is longer than 64 GiB.
+#if GEMM_BLOCKS == 1
+typedef const char* Row;
+typedef i64 Step;
+#define STEP_BYTES 1
+
+__device__ __forceinline__ Row row_at(const char*, const char* at) { return at; }
+__device__ __forceinline__ const char* chunk_of(const char*, Row row, Step step) {
+    return row + step;
+}
+#else
+typedef u32 Row, Step;
+#define STEP_BYTES 16
+
+__device__ __forceinline__ Row row_at(const char* first, const char* at) {
+    return static_cast<u32>((at - first) / 16);
+}
+__device__ __forceinline__ const char* chunk_of(const char* first, Row row, Step step) {
+    return first + i64(row + step) * 16;
+}
+#endif
+
 // What a thread copies of each stage: parts of weights, then of tokens.
 struct StageCopies {
     static constexpr int ROWS = THREADS / STAGE_DEPTH;  // at once
     static constexpr int PARTS = WEIGHTS / THREADS;
     static constexpr int ALL = PARTS + GEMM_TOKENS / ROWS;
-    const char* from[ALL];
-    int left[ALL];  // of the depth, from the part of stage 0 on; 0 where there is no such row
-    int steps;
+    static constexpr Step token_step = STAGE_DEPTH * 16 / STEP_BYTES;
+    const char *weights, *x;
+    Row from[ALL];
+    u32 are_rows = 0;  // a bit for each part: there is such a row
+    int steps, left;   // left: of the depth, from the thread's part of stage 0 on
 #if GEMM_KN
-    i64 step;  // of weights, from stage to stage
+    static constexpr int ROWS_KN = THREADS / ROW_CHUNKS;
+    Step weight_step;
+    int weights_left;
 #else
-    static constexpr i64 step = STAGE_DEPTH * 16;
+    static constexpr Step weight_step = token_step;
 #endif
 
     __device__ __forceinline__ StageCopies(const Problem& p, const Task& task) {
         const int thread = threadIdx.x, row = thread / STAGE_DEPTH, chunk = thread % STAGE_DEPTH;
         steps = task.slot < 0 ? 0 : round_up_division(p.depth / V, STAGE_DEPTH);
-        const char* const expert = p.weights + task.slot * p.slot_stride;
+        left = p.depth - chunk * V;
+        weights = p.weights + task.slot * p.slot_stride;
+        x = p.x;
 #if GEMM_KN
         const int column = weight_column<WIDTH>(p, task.tile, thread % ROW_CHUNKS * V);
-        step = STAGE_DEPTH * V * p.weight_stride;
+        weight_step = static_cast<Step>(STAGE_DEPTH * V * p.weight_stride / STEP_BYTES);
+        weights_left = p.depth - thread / ROW_CHUNKS;
 #endif
 #pragma unroll
         for (int i = 0; i < PARTS; ++i) {
 #if GEMM_KN
-            const int k = thread / ROW_CHUNKS + i * (THREADS / ROW_CHUNKS);
-            from[i] = column < 0 ? p.weights : expert + k * p.weight_stride + column * ELEMENT;
-            left[i] = column < 0 ? 0 : p.depth - k;
+            const int k = thread / ROW_CHUNKS + i * ROWS_KN;
+            note(i, column >= 0, weights, weights + k * p.weight_stride + column * ELEMENT);
 #else
             const int column = weight_column<WIDTH>(p, task.tile, row + i * ROWS);
-            from[i] = column < 0 ? p.weights : expert + column * p.weight_stride + chunk * 16;
-            left[i] = column < 0 ? 0 : p.depth - chunk * V;
+            note(i, column >= 0, weights, weights + column * p.weight_stride + chunk * 16);
 #endif
         }
 #pragma unroll
         for (int i = PARTS; i < ALL; ++i) {
             const char* const token = token_of(p, task, task.begin + row + (i - PARTS) * ROWS);
-            from[i] = token ? token + chunk * 16 : p.x;
-            left[i] = token ? p.depth - chunk * V : 0;
+            note(i, token != nullptr, x, token + chunk * 16);
         }
+    }
+
+    __device__ __forceinline__ void note(int i, bool is_row, const char* first, const char* at) {
+        from[i] = row_at(first, is_row ? at : first);
+        are_rows |= is_row ? 1u << i : 0u;
     }
 
     // stage n, into the ring at so many bytes
     __device__ __forceinline__ void begin(int n, int at) const {
         const int thread = threadIdx.x, depth = n * STAGE_DEPTH * V;
+        const u32 are_valid = depth < left ? are_rows : 0u;
         char* const ring = reinterpret_cast<char*>(shared_memory);
         Chunk* const stage = reinterpret_cast<Chunk*>(ring + at);
         Chunk* const rows = stage + place_of(thread / STAGE_DEPTH, thread % STAGE_DEPTH);
 #pragma unroll
-        for (int i = 0; i < ALL; ++i)
-            copy_async((GEMM_KN && i < PARTS ? stage + thread : rows) + i * THREADS,
-                       from[i] + n * (i < PARTS ? step : STAGE_DEPTH * 16), depth < left[i]);
+        for (int i = 0; i < PARTS; ++i) {
+            const char* const row = chunk_of(weights, from[i], n * weight_step);
+#if GEMM_KN
+            const bool is_valid = (are_rows >> i & 1) && depth + i * ROWS_KN < weights_left;
+            copy_async(stage + thread + i * THREADS, row, is_valid);
+#else
+            copy_async(rows + i * THREADS, row, are_valid >> i & 1);
+#endif
+        }
+#pragma unroll
+        for (int i = PARTS; i < ALL; ++i)
+            copy_async(rows + i * THREADS, chunk_of(x, from[i], n * token_step),
+                       are_valid >> i & 1);
     }
 };
 
@@ -143,11 +187,16 @@ __device__ __forceinline__ void add_half(LaneSums<TURNS>& sums, const Chunk (&w)
     }
 }
 
+// where the stage lies that comes two before another
+__device__ __forceinline__ int two_before(int stage) {
+    return stage >= 2 * STAGE ? stage - 2 * STAGE : stage + (STAGES - 2) * STAGE;
+}
+
 template <int COUNT>
 __device__ __forceinline__ void add_stages(
     LaneSums<TURNS>& sums, const Place& place, const StageCopies& copies) {
     Chunk w[2][HELD], x[AHEAD];
-    int stage = 0, old = (STAGES - 1) * STAGE;  // where this stage lies, and the one before
+    int stage = 0, copied = STAGES - 1;  // where the stage lies in the ring; how many were copied
     Source even{place.weights, place.token};
     wait_for_copies<STAGES - 2>();
     __syncthreads();
@@ -161,7 +210,8 @@ __device__ __forceinline__ void add_stages(
 #pragma unroll 1
         for (int chunk = 0; chunk < STAGE_DEPTH; chunk += 2) {
             const bool is_last = chunk == STAGE_DEPTH - 2;
-            const Source odd{even.weights + place.weights_odd, even.tokens + place.token_odd};
+            const Source odd{stage + place.weights_of(chunk + 1),
+                             stage + (place.token ^ (chunk + 1) * 16)};
             add_half<COUNT, 0>(sums, w[0], w[1], x, even, odd);
             // what few turns do also keeps the compiler from reading weights later than this
             if (is_last && n + 1 < copies.steps) {
@@ -173,11 +223,10 @@ __device__ __forceinline__ void add_stages(
             const int then = (chunk + 2) % STAGE_DEPTH;
             even = {next + place.weights_of(then), next + (place.token ^ then * 16)};
             add_half<COUNT, 0>(sums, w[1], w[0], x, odd, even);
-            if (is_last && n + STAGES - 1 < copies.steps) copies.begin(n + STAGES - 1, old);
+            if (is_last && copied < copies.steps) copies.begin(copied++, two_before(next));
             add_half<COUNT, 1>(sums, w[1], w[0], x, odd, even);
         }
         commit_copies();
-        old = stage;
         stage = next;
     }
 }

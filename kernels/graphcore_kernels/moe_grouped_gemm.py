@@ -34,6 +34,7 @@ from graphcore_kernels._gemm_operands import (
     WRITTEN,
     Choices,
     Sizes,
+    are_within_reach,
     arithmetic_of,
     check_written,
     measure,
@@ -255,6 +256,8 @@ class MoeGroupedGemm:
         place = choose_place(stream, tuple(operands.values()), driver)
         _check_device(place.driver)
         chosen = _form_of(_refs(operands), sizes, form, device_facts(place.driver))
+        if not are_within_reach(_refs(operands), sizes):
+            chosen = chosen.alone
         operands |= _allocate(operands, sizes, place)
         check_written(_refs(operands), sizes)
         launches = _launches(_refs(operands), sizes, chosen, place.driver)

@@ -334,7 +334,7 @@ def test_the_shared_memory_of_most_experts_fits_every_listed_device(arithmetic, 
         device = DeviceInfo(0, "any", capability, 0, 132, (13, 0))
         for form in forms_of(arithmetic, layout).values():
             config = form.config(100_000, MOST_EXPERTS, 28672, device)
-            held = 2 if form.name == "direct" and most < 200 else form.blocks
+            held = 2 if form.name == "direct" and most < 200 else form.on(capability).blocks
             # a KiB of each block is the system's, where several share a multiprocessor
             assert held * (config.shared_bytes + 1024) <= max(most + 1, 200) * 1024
             assert config.shared_bytes <= most * 1024
