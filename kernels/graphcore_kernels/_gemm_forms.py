@@ -252,7 +252,7 @@ _PARTS: Mapping[Way, tuple[str, ...]] = {
     "flow": ("arrivals", "grouped_rows", "gemm_sums", "gemm_units", "gemm_shares", "gemm_flow"),
     "stream": ("grouped_rows", "gemm_sums", "gemm_stream", "gemm_tasks"),
     "tile": ("grouped_rows", "gemm_sums", "gemm_tile", "gemm_tasks"),
-    "lanes": ("grouped_rows", "gemm_sums", "gemm_lanes", "gemm_tasks"),
+    "lanes": ("grouped_rows", "gemm_sums", "gemm_lanes", "lane_tasks"),
 }
 
 

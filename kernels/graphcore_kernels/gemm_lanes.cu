@@ -231,8 +231,18 @@ __device__ __forceinline__ void add_stages(
     }
 }
 
+// as many turns as so many tokens need, two at a time
+template <int COUNT>
+__device__ __forceinline__ void add_needed(
+    int tokens, LaneSums<TURNS>& sums, const Place& place, const StageCopies& copies) {
+    if constexpr (COUNT > 2) {
+        if (tokens <= (COUNT - 2) * TOKENS_AT_ONCE)
+            return add_needed<COUNT - 2>(tokens, sums, place, copies);
+    }
+    add_stages<COUNT>(sums, place, copies);
+}
+
 __device__ __forceinline__ void do_task(const Problem& p, const Task& task) {
-    const int count = task.end - task.begin;
     const Place place;
     const StageCopies copies(p, task);
 #pragma unroll
@@ -241,11 +251,7 @@ __device__ __forceinline__ void do_task(const Problem& p, const Task& task) {
         commit_copies();
     }
     LaneSums<TURNS> sums;
-    if (copies.steps) {
-        if (count > GEMM_TOKENS / 2) add_stages<TURNS>(sums, place, copies);
-        else if (count > GEMM_TOKENS / 4) add_stages<TURNS / 2>(sums, place, copies);
-        else add_stages<(TURNS > 4 ? TURNS / 4 : 2)>(sums, place, copies);
-    }
+    if (copies.steps) add_needed<TURNS>(task.end - task.begin, sums, place, copies);
     wait_for_copies<0>();
     __syncthreads();
     float* const all = reinterpret_cast<float*>(shared_memory);
@@ -260,4 +266,4 @@ __device__ __forceinline__ void do_task(const Problem& p, const Task& task) {
     __syncthreads();
 }
 
-#define TASK_ROWS GEMM_TOKENS
+#define TASK_STEP (2 * TOKENS_AT_ONCE)  // a task takes the longer the more of it its rows need

@@ -183,6 +183,80 @@ def changed(kernel: Kernel, right: str, wrong: str) -> Kernel:
     return replace(kernel, source=kernel.source.replace(right, wrong))
 
 
+# ---- the order of tasks -----------------------------------------------------------------------
+
+# instead of doing a task: each row of it says, for each tile of columns, who has it and when
+TOLD = """{
+    const Task task = tasks.find(p, n - before);
+    static int turn = 0;
+    if (threadIdx.x == 0) {
+        ++turn;
+        for (int row = task.begin; row < task.end; ++row)
+            static_cast<float*>(p.out)[row * p.out_stride + task.tile] = blockIdx.x + turn * 64;
+    }
+}"""
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory) -> tuple[HostGemm, Kernel]:
+    kernel = changed(TWO_BLOCKS.kernel("tile128"), "do_task(p, tasks.find(p, n - before));", TOLD)
+    return built(tmp_path_factory.mktemp("host_order"), [kernel]), kernel
+
+
+def tasks_of(told: tuple[HostGemm, Kernel], counts: tuple[int, ...], grid: int) -> list[list[int]]:
+    """The rows of each task of three tiles of columns, by block, in order."""
+    host, kernel = told
+    case = of(Case(counts, has_slots=False, columns=384, depth=16), TWO_BLOCKS, "tile128")
+    with placed(open_driver("emulated"), case) as operands:
+        operands.change("out", poison((case.rows, case.columns), case.dtype))
+        run(host, operands, grid, TWO_BLOCKS, kernel)
+        said = operands.read("out")
+    assert not numpy.isnan(said[:, :3]).any()
+    assert numpy.isnan(said[:, 3:]).all()
+    blocks: list[dict[int, int]] = [{} for _ in range(grid)]
+    begin = 0
+    for count in counts:
+        for first in range(begin, begin + count, 128):
+            for who in said[first : min(first + 128, begin + count), :3].T:
+                assert len(set(who)) == 1
+                turn, block = divmod(int(who[0]), 64)
+                assert turn not in blocks[block]
+                blocks[block][turn] = len(who)
+        begin += count
+    turns = sorted(turn for tasks in blocks for turn in tasks)
+    assert turns == list(range(turns[0], turns[-1] + 1))  # none was done twice
+    return [[tasks[turn] for turn in sorted(tasks)] for tasks in blocks]
+
+
+def turns_of(rows: int) -> int:
+    return -(-rows // 16)
+
+
+@pytest.mark.parametrize("grid", [1, 5, 7, 40])
+@pytest.mark.parametrize(
+    "counts",
+    [(256, 272, 250, 265, 240, 258, 7, 0, 129), (300, 1) * 6, (16, 17, 128, 127), (0, 0, 3)],
+    ids=lambda counts: f"{len(counts)} experts",
+)
+def test_every_task_is_done_once_the_longest_first_and_blocks_end_together(told, counts, grid):
+    blocks = tasks_of(told, counts, grid)
+    sizes = [[turns_of(rows) for rows in tasks] for tasks in blocks]
+    for tasks in sizes:
+        assert tasks == sorted(tasks, reverse=True)
+    rounds = [sizes[:: -1 if n % 2 else 1] for n in range(max(map(len, sizes)))]
+    line = [tasks[n] for n, there in enumerate(rounds) for tasks in there if n < len(tasks)]
+    assert line == sorted(line, reverse=True)
+    sums = list(map(sum, sizes))
+    assert max(sums) - min(sums) <= line[0]
+
+
+def test_in_the_order_of_experts_blocks_would_not_end_together():
+    tasks = [turns for _ in range(6) for turns in (8, 8, 3, 1) for _ in range(3)]
+    line = sorted(tasks, reverse=True)
+    apart, together = ([sum(each[n::12]) for n in range(12)] for each in (tasks, line))
+    assert max(together) - min(together) <= 8 < max(apart) - min(apart)
+
+
 # ---- operands that reach far ------------------------------------------------------------------
 
 
