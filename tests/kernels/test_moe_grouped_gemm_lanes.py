@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 
 import numpy
 import pytest
-from graphcore_kernels import GroupedGemmPlan, moe_grouped_gemm
+from graphcore_kernels import Fault, GemmFault, GroupedGemmPlan, moe_grouped_gemm, read_fault
 from graphcore_kernels._gemm_forms import Form, Layout, forms_of, product_kernel
-from helpers.gemm_problems import Case, placed, poison
+from helpers.gemm_problems import CASES, Case, placed, poison
 from helpers.host_gemm import HostGemm
 
 from graphcore.driver import Kernel, open_driver
@@ -132,6 +132,29 @@ def test_any_number_of_stages_is_right_whenever_copies_are_made(host_of, variant
                     operands.check()
     finally:
         host.copy_late(False)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["more experts than threads", "as many experts as there may be", "gathered",
+     "swiglu, interleaved"],
+)  # fmt: skip
+@pytest.mark.parametrize(("variant", "form"), KINDS)
+def test_what_else_there_may_be_is_right(host_of, variant, form, name):
+    with placed(open_driver("emulated"), of(CASES[name], variant, form)) as operands:
+        run(host_of(variant), operands, 5, variant)
+        operands.check()
+
+
+@pytest.mark.parametrize("grid", [1, 4])
+@pytest.mark.parametrize(("variant", "form"), KINDS)
+def test_with_bad_offsets_every_row_is_zero(host_of, variant, form, grid):
+    case = of(Case((150, 170), has_slots=False, columns=136, depth=32), variant, form)
+    offsets = numpy.array([0, 150, 321], numpy.int32)
+    with placed(open_driver("emulated"), case, offsets=offsets) as operands:
+        run(host_of(variant), operands, grid, variant)
+        assert not operands.read("out").any()
+        assert read_fault(int(operands.read("error")[0])) == GemmFault(Fault.BAD_OFFSETS, 1)
 
 
 @pytest.mark.parametrize("form", TILES)

@@ -35,6 +35,8 @@ FAST = [
     ("tf32", "nk", "warpgroup64"),
 ]  # fmt: skip
 BY_WARPGROUPS = [kind for kind in FAST if kind[2].startswith("warpgroup")]
+# those that find their tasks in other ways
+TASKS = [*FAST[:4], ("ieee", "nk", "tile128"), *BY_WARPGROUPS]
 EVERY = [
     (arithmetic, layout, form)
     for arithmetic in ARITHMETIC
@@ -129,7 +131,7 @@ def test_the_source_does_more_than_one_tile_of_everything(host, kind):
     check(host, of(case, *kind), grid=7)
 
 
-@pytest.mark.parametrize("kind", names([*FAST[:4], *BY_WARPGROUPS]))
+@pytest.mark.parametrize("kind", names(TASKS))
 def test_any_number_of_blocks_gives_the_same_bits(host, kind):
     case = of(Case((5, 0, 70, 2), columns=136, choices=1, has_scale=True), *kind)
     seen = set()
@@ -189,7 +191,7 @@ BAD_TABLES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", names([*FAST[:4], *BY_WARPGROUPS]))
+@pytest.mark.parametrize("kind", names(TASKS))
 @pytest.mark.parametrize("name", BAD_TABLES)
 def test_bad_tables_read_and_write_nothing_outside(host, kind, name):
     tables, told = BAD_TABLES[name]
@@ -230,7 +232,7 @@ def tables(draw: st.DrawFn) -> dict[str, numpy.ndarray]:
     return {name: numpy.array(values, numpy.int32) for name, values in made.items()}
 
 
-@pytest.mark.parametrize("kind", names([*FAST[:4], *BY_WARPGROUPS]))
+@pytest.mark.parametrize("kind", names(TASKS))
 @given(tables=tables(), choices=st.sampled_from([0, 2, 3]))
 @settings(
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
