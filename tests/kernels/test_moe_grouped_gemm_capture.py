@@ -66,6 +66,36 @@ def test_one_executable_follows_counts_slots_and_data(graphcore_driver, form):
         assert len(seen) == 5
 
 
+PLAIN = Case((40, 0, 70, 9), columns=300, depth=200, slack=4)
+
+
+@pytest.mark.parametrize(
+    "forms", [("warpgroup64", "warpgroup256"), ("warpgroup256", "warpgroup64")]
+)
+def test_an_executable_follows_graphs_with_and_without_clusters(graphcore_driver, forms):
+    """The driver takes another cluster size and keeps the old one: is it told of these?"""
+    driver = graphcore_driver
+    if driver.device_info().capability != (9, 0):
+        pytest.skip("a device of another capability than (9, 0)")
+    with placed(driver, PLAIN) as operands, driver.stream() as stream:
+        graphs = []
+        for form in forms:
+            plan = operands.plan(form=form)
+            with graphcore.capture(driver=driver) as capture:
+                plan.launch()
+            graphs.append(capture.graph)
+        made = graphs[0].instantiate()
+        for graph in (*graphs, graphs[0]):
+            assert made.update(graph).is_current
+            operands.change("out", poison(operands.problem.arrays["out"].shape, PLAIN.dtype))
+            made.launch(stream)
+            stream.synchronize()
+            operands.check()
+        made.close()
+        for graph in graphs:
+            graph.close()
+
+
 def test_an_expert_moves_by_one_table_write(graphcore_driver):
     driver = graphcore_driver
     with (
