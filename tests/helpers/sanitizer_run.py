@@ -21,9 +21,10 @@ from helpers.device_run import UNTIL
 TESTS = "tests/kernels"
 TOO_LARGE = ("real_sizes", "2_to_the_31", "random_views")
 """Parts of names of tests that move gigabytes or thousands of copies: hours under a tool."""
-NOT_SEEN = {"memcheck": ("test_decode_loop",)}
+NOT_SEEN = {"memcheck": ("test_decode_loop",), "initcheck": ("test_decode_loop",)}
 """Tests that a tool cannot follow: memcheck takes what a kernel in a WHILE node's body reads for
-memory out of bounds, although it "is inside the nearest allocation", and ends the context."""
+memory out of bounds, although it "is inside the nearest allocation", and ends the context; under
+initcheck such a kernel sometimes touches an illegal address (in one of three processes)."""
 SHARDS = {"memcheck": 3, "racecheck": 10, "initcheck": 3}
 SANITIZER = ("compute-sanitizer", "--report-api-errors", "no", "--target-processes")
 _SUMMARY = re.compile(r"ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: (\d+) hazard")
