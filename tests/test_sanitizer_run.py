@@ -9,6 +9,8 @@ import pytest
 from helpers import sanitizer_run
 from helpers.repository import ROOT
 
+RECORD = ROOT / "benchmarks/results/h200/sanitizer.json"
+
 # takes its options, runs the rest, and says what it was told to have found
 STAND_IN = """#!{python}
 import subprocess, sys
@@ -80,3 +82,14 @@ def test_the_gpu_tests_of_the_kernels_are_chosen_but_those_that_are_too_large():
     assert {f"tests/kernels/test_{subject}.py" for subject in subjects} <= names
     assert not [test for test in chosen if any(part in test for part in sanitizer_run.TOO_LARGE)]
     assert any("[cuda" in test or "-cuda" in test for test in chosen)
+
+
+@pytest.mark.parametrize("tool", list(sanitizer_run.SHARDS))
+def test_on_a_device_the_tools_found_nothing_but_the_planted_faults(tool):
+    told = json.loads(RECORD.read_text(encoding="utf-8"))
+    found = told[tool]
+    assert found["errors"] == found["failed"] == found["skipped"] == 0
+    assert found["planted_errors_found"] > 0
+    assert found["passed"] > 300
+    assert found["without"] == list(sanitizer_run.NOT_SEEN.get(tool, ()))
+    assert len(told["commit"]) == 40
