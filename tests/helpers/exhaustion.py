@@ -10,7 +10,7 @@ import gc
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -28,6 +28,7 @@ from graphcore.errors import CudaError
 from graphcore.executable.graph_exec import GraphExec
 from graphcore.executable.handles import ExecResource, GraphResource
 from graphcore.executable.retired import release_finished
+from graphcore.interop.pool_uses import pool_uses
 from graphcore.interop.torch import MemoryPool
 from graphcore.resources.buffer import Buffer
 
@@ -149,11 +150,15 @@ def only(driver: Driver, left: int) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Held:
-    """What is held of a device: driver handles, objects that own some, and free bytes."""
+    """What is held of a device: driver handles, objects that own some, and free bytes.
+
+    ``told`` is not compared: where bytes differ, it says whose they are.
+    """
 
     handles: tuple[int, ...]
     objects: Counter[str]
     free: int
+    told: str = field(default="", compare=False)
 
     @classmethod
     def of(cls, driver: Driver) -> Held:
@@ -162,7 +167,12 @@ class Held:
         counts = (len(driver.own_streams()) - driver.capture_streams.idle,)
         if isinstance(driver, EmulatedDriver):
             counts = handles(driver)[:-1]
-        return cls(counts, kinds, driver.memory_info()[0])
+        lent = driver.capture_streams
+        told = f"streams lent {lent.lent}, idle {lent.idle}; pools waiting {pool_uses.waiting}"
+        if not driver.is_emulated:
+            reserved, used = torch.cuda.memory_reserved(), torch.cuda.memory_allocated()
+            told += f"; torch has {reserved} bytes, {used} of them used"
+        return cls(counts, kinds, driver.memory_info()[0], told)
 
     def is_like(self, other: Held, slack: int | None) -> bool:
         """Whether as much is held, and no more bytes than ``slack`` were kept (None: any)."""

@@ -219,8 +219,12 @@ class Soak:
         self.drop_all()
         gc.collect()
         self.driver.synchronize()
+        counted = {"python blocks": sys.getallocatedblocks()}
+        if not self.driver.is_emulated:
+            torch.cuda.empty_cache()  # blocks that torch keeps for the next tensor are nobody's
+            counted["torch's bytes"] = torch.cuda.memory_reserved(self.driver.device)
         free, total = self.driver.memory_info()
-        counted = {"device bytes": total - free, "python blocks": sys.getallocatedblocks()}
+        counted["device bytes"] = total - free
         if isinstance(self.driver, EmulatedDriver):
             names = ("graphs", "nodes", "executables", "streams", "events")
             counted |= dict(zip(names, handles(self.driver), strict=False))
