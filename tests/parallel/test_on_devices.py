@@ -63,3 +63,40 @@ def test_the_script_runs_without_a_gpu_too(what, results, monkeypatch):
     assert written["problems_by_rank"] == [[], []]
     assert written["meaningless"]
     assert (what == "one") or written["notes"]
+
+
+RECORDED = ROOT / "benchmarks/results/h200-x2"
+
+
+def recorded(what):
+    """The figures of two GPUs, kept with the code; nothing was wrong on either rank."""
+    written = json.loads((RECORDED / f"several_gpus_{what}_2.json").read_text())
+    assert (written["driver"], written["backend"], written["ranks"]) == ("cuda", "nccl", 2)
+    assert "meaningless" not in written
+    assert written["problems_by_rank"] == [[], []]
+    assert len(written["commit"]) == 40
+    return written["figures"]
+
+
+def test_two_gpus_decoded_the_tokens_of_one():
+    figures = recorded("tensor")
+    in_float32 = {name: each["equal"] for name, each in figures.items() if "float32" in name}
+    assert len(in_float32) == 5
+    assert all(in_float32.values())
+    ways = {name.partition(": ")[2] for name in figures}
+    assert {
+        "one GPU, captured",
+        "ranks, captured, agreed every 1",
+        "ranks, torch's own capture",
+    } <= ways
+    assert all(each["tokens_per_second"] > 0 for each in figures.values())
+
+
+def test_two_gpus_did_the_steps_of_one_with_boundary_updates_on_both():
+    figures = recorded("expert")
+    assert figures["steps"] == 2000
+    assert max(figures["difference_by_rank"]) < 1e-5
+    first, second = figures["kinds_by_rank"]
+    assert first == second
+    assert first["update"] >= 100
+    assert first["replay"] > 1500
