@@ -171,9 +171,15 @@ LEGACY_LAUNCHES: dict[int, None] = {}
 captures under way, and a capture is among those before it looks here: one sees the other."""
 
 
+def _launches_elsewhere() -> bool:
+    """Whether another thread launches there; one that is gone (after a fork, too) does not."""
+    others = {*LEGACY_LAUNCHES} - {threading.get_ident()}
+    return bool(others) and not others.isdisjoint(sys._current_frames())
+
+
 def _wait_for_legacy_launches(capture: ActiveCapture) -> None:
     until = time.monotonic() + _PATIENCE_SECONDS
-    while any(thread != threading.get_ident() for thread in tuple(LEGACY_LAUNCHES)):
+    while _launches_elsewhere():
         if time.monotonic() > until:
             _log.warning(
                 "%s begins while another thread still launches on the legacy stream, after %.0f s",

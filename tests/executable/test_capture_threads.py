@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -166,6 +167,22 @@ def test_a_capture_that_begins_while_another_thread_launches_on_the_legacy_strea
     driver.synchronize()
     assert y.tolist() == [value + waits for value in before]
     assert not active.LEGACY_LAUNCHES
+
+
+def test_a_capture_waits_for_no_launch_of_a_thread_that_is_gone() -> None:
+    driver = EmulatedDriver()
+    gone = threading.Thread(target=lambda: None)
+    gone.start()
+    gone.join()
+    assert gone.ident is not None
+    active.LEGACY_LAUNCHES[gone.ident] = None  # as a fork leaves it
+    try:
+        start = time.monotonic()
+        with graphcore.capture(driver=driver):
+            pass
+        assert time.monotonic() - start < 5
+    finally:
+        del active.LEGACY_LAUNCHES[gone.ident]
 
 
 def test_no_capture_is_broken_while_another_thread_launches_on_the_legacy_stream_all_the_time(
