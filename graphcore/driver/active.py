@@ -82,6 +82,7 @@ class _ThreadCaptures(threading.local):
         self.stack: list[ActiveCapture] = []
         self.used: list[weakref.ref[_Use]] = []
         self.callbacks = 0
+        self.number = threading.get_ident()
 
 
 class _Turn:
@@ -166,6 +167,8 @@ UNDER_WAY: Collection[ActiveCapture] = _waiting.captures
 """The captures under way on all threads, as they come and go; costs next to nothing to test."""
 
 
+HERE = _captures
+"""What is known of this thread; its ``number`` costs a launch no new object."""
 LEGACY_LAUNCHES: dict[int, None] = {}
 """Threads that launch on the legacy stream just now. Whoever does so is here before looking at the
 captures under way, and a capture is among those before it looks here: one sees the other."""

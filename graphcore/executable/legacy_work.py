@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from threading import get_ident
 from typing import Any
 
 from graphcore.driver import LEGACY_STREAM, Driver, Stream, active
@@ -64,10 +63,10 @@ def launching_beside_no_capture(
 
     A capture that another thread begins meanwhile waits for it.
     """
-    captures, launching = active.UNDER_WAY, active.LEGACY_LAUNCHES
+    captures, launching, here = active.UNDER_WAY, active.LEGACY_LAUNCHES, active.HERE
 
     def launch_beside_none() -> Any:
-        thread = get_ident()
+        thread = here.number
         try:
             launching[thread] = None
             if captures:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
-import sys
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -271,7 +270,7 @@ def test_a_launch_makes_the_bound_call_and_no_other_and_allocates_nothing() -> N
 
 
 # the stream that is current is the legacy one, whose launches captures that begin wait for
-_ON_LEGACY = ["launch_beside_none", "get_ident", "bound", "pop"]
+_ON_LEGACY = ["launch_beside_none", "bound", "pop"]
 
 
 def test_a_launch_without_a_stream_looks_at_the_current_one_and_at_nothing_else() -> None:
@@ -296,16 +295,14 @@ EmulatedDriver = type("Device", (EmulatedDriver,), {"is_emulated": False})
 """
 
 
-def test_beside_torch_a_launch_without_a_stream_asks_torch_and_nothing_else() -> None:
+def test_beside_torch_a_launch_without_a_stream_asks_torch_and_allocates_nothing() -> None:
     imported = "from graphcore.driver.emulated import EmulatedDriver\n"
     script = _COUNT.replace(imported, imported + _BESIDE_TORCH).replace(
         "launch(stream)", "launch()"
     )
     done = run_script(script)
     assert done.returncode == 0, done.stderr
-    allocated, *calls = done.stdout.split()
-    assert int(allocated) <= sys.getsizeof(1 << 60), "the number of the thread"
-    assert calls == ["launch", "launch_there", "read", *_ON_LEGACY, "setprofile"]
+    assert done.stdout.split() == ["0", "launch", "launch_there", "read", *_ON_LEGACY, "setprofile"]
 
 
 def test_a_launch_without_a_stream_looks_closer_while_another_thread_captures(
