@@ -44,7 +44,7 @@ class Lane:
 
     Attributes:
         thread: The thread that had it last: libraries keep workspaces by thread too.
-        is_fit: Whether it may be lent again; not after a capture on it was broken.
+        is_fit: Whether it may be lent again; not where a broken capture on it has not ended.
         belongings: Kept as long as the stream is, and by every graph captured on it.
         holder: Who has it now; dead or None: nobody.
     """
@@ -107,7 +107,7 @@ class StreamStore:
             stream = self._idle_stream(driver, blocking=blocking)
             if stream is None:
                 return self._new_stream(driver, blocking=blocking)
-            if _is_usable(stream):
+            if _captures_nothing(stream):
                 return stream
             busy.append(stream)
 
@@ -167,13 +167,19 @@ class StreamStore:
 
 
 def give_up(stream: Stream | None) -> None:
-    """Lets a lent stream go for good once it is dropped: a capture on it was broken."""
+    """Lets a lent stream go for good once it is dropped: nobody knows what it still does."""
     if isinstance(stream, LentStream):
         stream.lane.is_fit = False
 
 
+def give_up_unless_ended(stream: Stream) -> None:
+    """As :func:`give_up`, where a capture on it was broken and the driver has not ended it."""
+    if isinstance(stream, LentStream) and not _captures_nothing(stream):
+        give_up(stream)
+
+
 def is_given_up(stream: Stream) -> bool:
-    """Whether a lent stream is not lent again: a capture on it was broken, or it was closed."""
+    """Whether a lent stream is not lent again: it was given up, or closed."""
     return isinstance(stream, LentStream) and not stream.lane.is_fit
 
 
@@ -190,8 +196,8 @@ def _prune(lane: Lane, gone: list[Belonging]) -> bool:
     return any(each.is_burden() for each in needed)
 
 
-def _is_usable(stream: LentStream) -> bool:
-    """Whether nobody captures on it by its bare handle; one that cannot be asked is given up."""
+def _captures_nothing(stream: LentStream) -> bool:
+    """Whether nobody captures on it; one that cannot be asked is given up."""
     try:
         return stream.driver.capture_status(stream.handle).state is CaptureState.NONE
     except CudaError:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from graphcore.driver import Driver, Stream
-from graphcore.driver.lent_streams import give_up, lane_of
+from graphcore.driver.lent_streams import give_up, give_up_unless_ended, lane_of
 from graphcore.executable.branches import Fork
 from graphcore.executable.capture_options import LegacyWork, fitting_stream, stream_for_pool
 from graphcore.interop import choose_driver, use_stream
@@ -74,10 +74,20 @@ class CapturePlace:
         if self.pool is not None and (streams or not self._is_prepared):
             keep_workspaces(self.driver, [self.stream, *streams], self.pool)
 
-    def give_up_streams(self, forks: Iterable[Fork] = ()) -> None:
-        """Lets no other capture have the streams of one that was broken."""
+    def give_up_stream(self) -> None:
+        """Lets no other capture have the stream, on which something may still run."""
+        give_up(self.stream)
+
+    def leave_streams(self, forks: Iterable[Fork] = ()) -> None:
+        """Lets other captures have the streams of one that was broken, as far as it has ended.
+
+        What was recorded of it is gone, a workspace that it made is not: torch keeps it for the
+        stream, and the next capture there works in it.
+        """
+        forks = tuple(forks)
         for stream in (self.stream, *(fork.stream for fork in forks)):
-            give_up(stream)
+            give_up_unless_ended(stream)
+        self.keep_workspaces(forks)
 
     def owners(self, kept: Iterable[tuple[object, str]]) -> OwnerSet:
         """What a graph captured here keeps alive: stream, pool, and what is ``kept``, labelled."""

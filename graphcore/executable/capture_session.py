@@ -201,7 +201,7 @@ class Capture(NotCopied):
             try:  # what ran of it still writes memory
                 place.stream.synchronize()
             except CudaError as second:
-                place.give_up_streams()
+                place.give_up_stream()
                 error.add_note(f"waiting for the warm-up that failed: {second}")
             raise
         place.stream.synchronize()
@@ -250,7 +250,7 @@ class Capture(NotCopied):
             except CudaError:  # it has not begun: what the stream may be doing is somebody else's
                 self._active = None
                 active.drop(capture)
-                self._place.give_up_streams()
+                self._place.leave_streams()
                 raise
             blocks.push(self._end)
             blocks.enter_context(driver.recording(stream))
@@ -307,7 +307,7 @@ class Capture(NotCopied):
         handle, failure = end_once(driver, stream, ended)
         self._active = None
         if failure is not None:
-            self._place.give_up_streams(self._forks)
+            self._place.leave_streams(self._forks)
         if error is not None:
             if handle is not None:
                 destroy_graph(self.driver, handle)
@@ -342,7 +342,7 @@ class Capture(NotCopied):
         if self._active is not None:  # Ctrl-C came before its end
             abandon(self.driver, self.stream.handle, self._active)
             self._active = None
-            self._place.give_up_streams(self._forks)
+            self._place.leave_streams(self._forks)
         self._forks = []
         if self._graph is not None:
             self._graph.close()

@@ -15,7 +15,7 @@ import torch
 from helpers.tensors import cuda_driver, device_of
 
 import graphcore
-from graphcore import Graph, GraphExec
+from graphcore import CaptureError, Graph, GraphExec
 from graphcore.driver import Driver, Stream
 from graphcore.driver.lent_streams import lane_of
 from graphcore.interop.torch_workspaces import KeptPool, Workspaces
@@ -102,6 +102,38 @@ def test_captures_that_are_dropped_take_one_workspace_in_all(warmup: int) -> Non
     assert taken(driver) - before <= allowed
     assert torch.cuda.memory_reserved(driver.device) - reserved <= allowed
     assert driver.capture_streams.idle + driver.capture_streams.lent == 1
+
+
+@pytest.mark.exclusive
+@pytest.mark.parametrize("is_prepared", [True, False], ids=["prepared", "cold"])
+def test_captures_that_break_take_one_workspace_in_all(is_prepared: bool) -> None:
+    driver = cuda_driver()
+    x, y = factor(driver, 0), factor(driver, 1)
+    expected = products(x, y)
+
+    def break_one() -> None:
+        capture = graphcore.capture(driver=driver)
+        if is_prepared:
+            capture.expect_products()
+        with pytest.raises(CaptureError), capture:
+            products(x, y).sum().item()
+
+    break_one()
+    before, reserved = taken(driver), torch.cuda.memory_reserved(driver.device)
+    for _ in range(8):
+        break_one()
+    assert taken(driver) - before < SMALLEST
+    assert torch.cuda.memory_reserved(driver.device) - reserved < SMALLEST
+    assert driver.capture_streams.idle == 1
+    # what is captured there then works in memory that is its own, whatever torch forgets
+    graph = captured_alone(driver, x, y)
+    assert driver.capture_streams.idle == 0
+    with graph.instantiate() as executable:
+        others = forget_workspaces(driver)
+        graph.outputs.fill_(float("nan"))
+        executable.launch()
+        torch.testing.assert_close(graph.outputs, expected, **CLOSE)
+        assert all(bool(each.isnan().all()) for each in others), "it wrote memory of others"
 
 
 @pytest.mark.exclusive

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from helpers.decode_models import device_of, eager_tokens, make_model, make_prompt
 from helpers.every_fault import handles
+from helpers.exhaustion import let_go_of_what_is_kept
 from helpers.fault_codes import codes_of
 from helpers.kernels import ONE_BLOCK, add_one, axpy
 from helpers.moe_steps import Scene
@@ -221,7 +222,7 @@ class Soak:
         self.driver.synchronize()
         counted = {"python blocks": sys.getallocatedblocks()}
         if not self.driver.is_emulated:
-            torch.cuda.empty_cache()  # blocks that torch keeps for the next tensor are nobody's
+            let_go_of_what_is_kept(self.driver)
             counted["torch's bytes"] = torch.cuda.memory_reserved(self.driver.device)
         free, total = self.driver.memory_info()
         counted["device bytes"] = total - free
