@@ -32,6 +32,7 @@ from graphcore.executable.handover import Handover
 from graphcore.executable.legacy_work import (
     LEGACY,
     launching_beside_no_capture,
+    launching_while_current,
     refuse_legacy_work,
 )
 from graphcore.executable.rebindable import RebindableExec
@@ -167,24 +168,31 @@ class GraphExec(RebindableExec):
             self._unbind()
             call = self.driver.bind_launch(self._resource.handle, handle)
             runs = {*self._taken.runs, *self._earlier}
-            bound = bind_counted(call, runs, handle, holder)
-            if handle in LEGACY:
-                bound = launching_beside_no_capture(self.driver, handle, bound)
-            self._launch_bound = bound
+            self._launch_bound = bind_counted(call, runs, handle, holder)
             self._bound_handle = handle
         self._last_stream, self._last_handle, self._is_fenced = holder, handle, False
         self._resource.launches_on(self._last_stream, handle)
-        self._call = self._launch_bound
         # where there is a flag, every launch looks; and without a stream where anything captures,
         # on whatever thread: that has rules that only the long way knows
-        if self._refusal is not None or (stream is None and active.UNDER_WAY):
+        looks = self._refusal is not None or (stream is None and bool(active.UNDER_WAY))
+        self._call = self._call_on(handle, follows=stream is None and not looks)
+        if looks:
             self._bound_stream = _UNBOUND
             return
-        if stream is None:
-            self._call = _while_current(self.driver, self._launch_bound)
-        elif isinstance(stream, Stream):
+        if isinstance(stream, Stream):
             stream.when_closed(self)
         self._bound_stream = stream
+
+    def _call_on(self, handle: StreamHandle, *, follows: bool) -> Callable[[], Any]:
+        """The bound launch; ``follows``: for as long as the current stream is ``handle``."""
+        launch = self._launch_bound
+        if handle in LEGACY:
+            if follows:
+                read = current_stream_reader(self.driver)
+                return launching_while_current(launch, read, otherwise=_not_bound)
+            refuse = partial(refuse_legacy_work, self.driver, handle, "launch")
+            return launching_beside_no_capture(launch, otherwise=refuse)
+        return _while_current(self.driver, launch) if follows else launch
 
     def _captures(self, stream: StreamHandle) -> bool:
         return self.driver.capture_status(stream).state is not CaptureState.NONE

@@ -57,9 +57,9 @@ def turn_on(*streams: StreamHandle) -> AbstractContextManager[None]:
 
 
 def launching_beside_no_capture(
-    driver: Driver, stream: StreamHandle, launch: Callable[[], Any]
+    launch: Callable[[], Any], otherwise: Callable[[], object]
 ) -> Callable[[], Any]:
-    """``launch``, which goes to the legacy ``stream``, refused where it would break a capture.
+    """``launch``, which goes to the legacy stream, behind ``otherwise()`` where anything captures.
 
     A capture that another thread begins meanwhile waits for it.
     """
@@ -70,12 +70,35 @@ def launching_beside_no_capture(
         try:
             launching[thread] = None
             if captures:
-                refuse_legacy_work(driver, stream, "launch")
+                otherwise()
             return launch()
         finally:
             launching.pop(thread, None)
 
     return launch_beside_none
+
+
+def launching_while_current(
+    launch: Callable[[], Any], read: Callable[[], int], otherwise: Callable[[], object]
+) -> Callable[[], Any]:
+    """As :func:`launching_beside_no_capture`; ``otherwise()`` too where ``read`` has changed.
+
+    One function and not two: behind a step each costs the host more than what it does.
+    """
+    captures, launching, here = active.UNDER_WAY, active.LEGACY_LAUNCHES, active.HERE
+    expected = read()
+
+    def launch_there() -> Any:
+        thread = here.number
+        try:
+            launching[thread] = None
+            if captures or read() != expected:
+                otherwise()
+            return launch()
+        finally:
+            launching.pop(thread, None)
+
+    return launch_there
 
 
 def follow_current_stream(driver: Driver, stream: Stream) -> None:

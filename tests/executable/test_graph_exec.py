@@ -270,7 +270,7 @@ def test_a_launch_makes_the_bound_call_and_no_other_and_allocates_nothing() -> N
 
 
 # the stream that is current is the legacy one, whose launches captures that begin wait for
-_ON_LEGACY = ["launch_beside_none", "bound", "pop"]
+_ON_LEGACY = ["bound", "pop"]
 
 
 def test_a_launch_without_a_stream_looks_at_the_current_one_and_at_nothing_else() -> None:

@@ -17,6 +17,7 @@ from helpers.stub_driver import (
     stub,
 )
 
+from graphcore.driver.cuda.compiled_calls import compiled_calls
 from graphcore.driver.records import (
     CaptureState,
     ChildParams,
@@ -242,23 +243,38 @@ def a_closed_driver_destroys_the_streams_that_it_lent_and_nobody_holds():
     assert cuda.own_streams() == ()
 
 
-def a_loaded_cupy_is_used_for_launches_except_on_default_streams():
+def an_installed_cupy_is_called_for_launches_without_being_imported_whole():
     class CUDARuntimeError(RuntimeError):
         status = 700
 
-    launched = []
+    launched, current = [], [0]
     runtime = types.SimpleNamespace(graphLaunch=lambda *handles: launched.append(handles))
-    sys.modules["cupy"] = types.SimpleNamespace(cuda=types.SimpleNamespace(runtime=runtime))
+    low = types.SimpleNamespace(ctxGetCurrent=lambda: current[0])
+    api = types.SimpleNamespace(driver=low, runtime=runtime)
+    for name, module in (("", api), (".cuda", api), (".cuda.api", api)):
+        sys.modules[f"cupy_backends{name}"] = module
+    compiled_calls.cache_clear()
     try:
         cuda = driver()
         executable = cuda.instantiate(cuda.create_graph())
+        asked, made_current = (b"cuCtxGetCurrent", b"cuCtxSetCurrent")
         assert cuda.bind_launch(executable, 0x500)() is None
-        assert launched == [(executable, 0x500)]
-        assert cuda.bind_launch(executable, 0)() is not None
+        before = [stub().stub_calls(name) for name in (asked, made_current)]
+        launch = cuda.bind_launch(executable, 0)
+        assert launch() is None
+        after = [stub().stub_calls(name) for name in (asked, made_current)]
+        assert after[0] == before[0] + 1, "another context is current: it is asked about"
+        current[0] = int(cuda._context.object)
+        assert launch() is None
+        assert [stub().stub_calls(name) for name in (asked, made_current)] == after
+        assert launched == [(executable, 0x500), (executable, 1), (executable, 1)]
         error = CUDARuntimeError("illegal")
         raises("CUDA_ERROR_ILLEGAL_ADDRESS", cuda.raise_launch, error)
+        assert "cupy" not in sys.modules
     finally:
-        del sys.modules["cupy"]
+        for name in ("", ".cuda", ".cuda.api"):
+            sys.modules[f"cupy_backends{name}"] = None
+        compiled_calls.cache_clear()
 
 
 def nodes_of_an_executable_change_one_by_one():

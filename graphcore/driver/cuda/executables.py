@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from graphcore.driver.api import LEGACY_STREAM
 from graphcore.driver.codes import OUT_OF_MEMORY, cuda_error
 from graphcore.driver.cuda.check import ask, code_name, error_of
+from graphcore.driver.cuda.compiled_calls import compiled_calls
 from graphcore.driver.cuda.context import LAST_NAMED_STREAM, in_context
 from graphcore.driver.cuda.copies import to_memcpy, to_memset
 from graphcore.driver.cuda.nodes import NodeCalls, fill_kernel_node
@@ -81,16 +82,20 @@ class ExecutableCalls(NodeCalls):
     def bind_launch(self, executable: ExecHandle, stream: StreamHandle) -> Callable[[], object]:
         """As the protocol says.
 
-        Where CuPy is loaded its launch call is bound; a failure of it raises CuPy's own error,
-        which :meth:`raise_launch` takes as well as a result. Else the entry point itself is called,
-        which costs half of what the bindings' call does. A default stream
-        (handles 0 to 2) belongs to the context current at the launch: this driver's is made so.
+        Where CuPy is installed its launch call is bound; a failure of it raises CuPy's own error,
+        which :meth:`raise_launch` takes as well as a result. Else the entry point itself is called.
+        A default stream (handles 0 to 2) belongs to the context current at the launch: this
+        driver's is made so.
         """
-        cupy_launch = _loaded_cupy_launch()
-        if cupy_launch is not None and stream > LAST_NAMED_STREAM:
-            return functools.partial(cupy_launch, int(executable), int(stream))
-        handles = argument(executable), argument(stream)
-        launch = functools.partial(self._entry_points.prepared_launch, *handles)
+        compiled = compiled_calls()
+        launch: Callable[[], object]
+        if compiled is not None:
+            # 0 means another stream to a CuPy that was told to work on streams of threads
+            handles = int(executable), int(stream) or LEGACY_STREAM
+            launch = functools.partial(compiled.launch_graph, *handles)
+        else:
+            prepared = argument(executable), argument(stream)
+            launch = functools.partial(self._entry_points.prepared_launch, *prepared)
         return launch if stream > LAST_NAMED_STREAM else self._context.called_in(launch)
 
     @in_context
@@ -240,10 +245,3 @@ def _instantiate_hint(code: Any, result: Any) -> str | None:
 def _stream_aside(ordinal: int) -> Any:
     """A stream of the device whose primary context is current; kept as that context is."""
     return ask(cuda.cuStreamCreateWithPriority, NON_BLOCKING, 0)
-
-
-def _loaded_cupy_launch() -> Callable[[int, int], object] | None:
-    cupy = sys.modules.get("cupy")
-    runtime = getattr(getattr(cupy, "cuda", None), "runtime", None)
-    launch: Callable[[int, int], object] | None = getattr(runtime, "graphLaunch", None)
-    return launch
