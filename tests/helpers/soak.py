@@ -26,8 +26,10 @@ from graphcore import CapacityError, CaptureError, GraphCache, GraphcoreError, G
 from graphcore.decode import CUDAGraphAR
 from graphcore.driver import Driver, active
 from graphcore.driver.emulated import EmulatedDriver
+from graphcore.executable.resting import resting_collector
 
 COUNT, ALIVE, NEW = 8, 5, 3
+MOST_ENTRIES, BROKEN_AT_ONCE = 4, 6
 FAULT_EVERY = 25
 # what takes long is done less often
 HEAVY = {"capture", "generate", "fill_the_cache", "step", "step_elsewhere"}
@@ -52,7 +54,7 @@ class Soak:
         self.expected = [eager_tokens(self.model, prompt, NEW) for prompt in self.prompts]
         self.lane = Scene(driver, decode_boundary_overlap=1).lane()
         self.runner = CUDAGraphAR(self.model, max_seq_len=16, driver=driver)
-        self.cache = GraphCache(max_entries=4, driver=driver)
+        self.cache = GraphCache(max_entries=MOST_ENTRIES, driver=driver)
         self.alive: list[tuple[Any, Callable[[], torch.Tensor]]] = []
         self.done: Counter[str] = Counter()
         self.failed = 0
@@ -149,7 +151,10 @@ class Soak:
         raise AssertionError("a host read was captured")
 
     def do_cache(self) -> None:
-        x, factor = self.inputs[0], self.random.randrange(2, 11)
+        self.add_to_the_cache(self.random.randrange(2, 11))
+
+    def add_to_the_cache(self, factor: int) -> None:
+        x = self.inputs[0]
         executable = self.cache.get_or_capture(factor, lambda: x * factor, warmup=0)
         x.fill_(self.random.randrange(9))
         executable.launch()
@@ -205,12 +210,26 @@ class Soak:
             executable.close()
         self.alive.clear()
         self.cache.close()
-        self.cache = GraphCache(max_entries=4, driver=self.driver)
+        self.cache = GraphCache(max_entries=MOST_ENTRIES, driver=self.driver)
         self.runner.close()
         self.runner = CUDAGraphAR(self.model, max_seq_len=16, driver=self.driver)
 
+    def live_most(self) -> None:
+        """Has as many graphs live at once as ever do: each has a stream, which libraries keep."""
+        gc.collect()
+        with resting_collector():  # what broken captures leave waits for the collector
+            self.do_generate()
+            for _ in range(ALIVE):
+                self.do_capture()
+            for factor in range(2, 2 + MOST_ENTRIES):
+                self.add_to_the_cache(factor)
+            for _ in range(BROKEN_AT_ONCE):
+                self.do_break_a_capture()
+            self.do_capture()
+
     def held(self) -> dict[str, int]:
         """What is held with everything dropped that may go, and every kind of step done once."""
+        self.live_most()
         self.drop_all()
         self.do_generate()
         for number in range(6):
