@@ -38,6 +38,7 @@ from graphcore.driver.records import (
     LaunchConfig,
     MemsetParams,
 )
+from graphcore.executable.retired import release_finished
 from graphcore.resources.lifetime import OwnerSet
 
 # ---- kernels ------------------------------------------------------------------------------------
@@ -104,6 +105,8 @@ def test_a_tensor_as_an_argument_is_kept_alive_until_the_node_is_changed_again(
     assert alive() is not None
     third = filled(driver, 0.0)
     executable.set_params(0, {"x": third})
+    driver.synchronize()  # other processes may keep the device from the fence behind the launch
+    release_finished()
     gc.collect()
     assert alive() is None
     assert "first" in executable.owners.labels()

@@ -223,8 +223,9 @@ class Case:
     device_shares: ClassVar[tuple[float, ...]] = (0.3, 0.6)
     # bytes that a device may keep of an operation that failed; None: nobody knows
     device_slack: ClassVar[int | None] = SLACK
-    # whether what is there makes something for life where it fails for the first time
+    # whether what is there makes something for life where it fails for the first time; on a device
     keeps_for_life: ClassVar[bool] = False
+    device_keeps_for_life: ClassVar[bool] = False
     # whether it holds memory when it has gone well; None: that cannot be seen
     holds_memory: bool | None = True
 
@@ -280,6 +281,7 @@ def run_out(make: type[Case], driver: Driver) -> None:
     with watching_new_objects(), torch_memory(driver):
         settle(driver)
         slack: int | None = 0 if driver.is_emulated else make.device_slack
+        keeps = make.keeps_for_life or (make.device_keeps_for_life and not driver.is_emulated)
         # what a driver keeps of a first time would be enough for the next one
         took = 0 if slack is None else took_by(make, driver)
         case = make(driver)
@@ -288,12 +290,12 @@ def run_out(make: type[Case], driver: Driver) -> None:
             with only(driver, left):
                 before = Held.of(driver)
                 assert slack is None or before.free <= left + slack, (before, left)
-                for attempt in range(2 + case.keeps_for_life):
+                for attempt in range(2 + keeps):
                     text = why_it_failed(case)
                     for words in case.says:
                         assert words in text, text
                     after = Held.of(driver)
-                    if case.keeps_for_life and not attempt:
+                    if keeps and not attempt:
                         before = after
                     assert after.is_like(before, slack), (left, before, after, text)
                     assert active.current() is None

@@ -222,6 +222,8 @@ class OneEntry(Case):
 
 
 class OneEntryInASharedPool(OneEntry):
+    # torch keeps what a failed capture took of a pool for the next capture into it
+    device_keeps_for_life = True
     options: ClassVar[dict[str, Any]] = {"share_pool": True}
 
     def more(self) -> set[str]:

@@ -27,6 +27,7 @@ CASES = {
 
 
 def main():
+    sys.modules["cupy_backends"] = None  # it has the CUDA runtime in it, which wants a whole driver
     outcomes = {}
     for name, case in CASES.items():
         try:

@@ -17,7 +17,6 @@ from graphcore.driver.api import Driver
 from graphcore.driver.codes import cuda_error
 from graphcore.driver.cuda.callbacks import HostCallbacks
 from graphcore.driver.cuda.check import ask, code_name
-from graphcore.driver.cuda.compiled_calls import compiled_calls
 from graphcore.driver.cuda.versions import EntryPoints, cuda, usable_version
 from graphcore.errors import DriverUnavailable
 
@@ -62,11 +61,7 @@ class PrimaryContext:
 
         For bound calls that go to whichever context is current.
         """
-        compiled = compiled_calls()
-        current: Callable[[], object] = cuda.cuCtxGetCurrent
-        here: object = self._here
-        if compiled is not None:
-            current, here = compiled.current_context, int(self.object)
+        current, here = cuda.cuCtxGetCurrent, self._here
 
         def checked() -> object:
             if current() == here:

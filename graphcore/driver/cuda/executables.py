@@ -10,7 +10,6 @@ from typing import Any, NoReturn
 from graphcore.driver.api import LEGACY_STREAM
 from graphcore.driver.codes import OUT_OF_MEMORY, cuda_error
 from graphcore.driver.cuda.check import ask, code_name, error_of
-from graphcore.driver.cuda.compiled_calls import compiled_calls
 from graphcore.driver.cuda.context import LAST_NAMED_STREAM, in_context
 from graphcore.driver.cuda.copies import to_memcpy, to_memset
 from graphcore.driver.cuda.nodes import NodeCalls, fill_kernel_node
@@ -87,12 +86,12 @@ class ExecutableCalls(NodeCalls):
         A default stream (handles 0 to 2) belongs to the context current at the launch: this
         driver's is made so.
         """
-        compiled = compiled_calls()
+        compiled = compiled_launch()
         launch: Callable[[], object]
         if compiled is not None:
             # 0 means another stream to a CuPy that was told to work on streams of threads
             handles = int(executable), int(stream) or LEGACY_STREAM
-            launch = functools.partial(compiled.launch_graph, *handles)
+            launch = functools.partial(compiled, *handles)
         else:
             prepared = argument(executable), argument(stream)
             launch = functools.partial(self._entry_points.prepared_launch, *prepared)
@@ -245,3 +244,18 @@ def _instantiate_hint(code: Any, result: Any) -> str | None:
 def _stream_aside(ordinal: int) -> Any:
     """A stream of the device whose primary context is current; kept as that context is."""
     return ask(cuda.cuStreamCreateWithPriority, NON_BLOCKING, 0)
+
+
+@functools.cache
+def compiled_launch() -> Callable[[int, int], object] | None:
+    """CuPy's launch of (executable, stream); None where it is not installed.
+
+    It is compiled, takes integers and gives nothing back, and so costs Python less than ctypes or
+    the bindings do. CuPy itself is not imported: the module stands alone.
+    """
+    try:
+        from cupy_backends.cuda.api import runtime
+    except ImportError:
+        return None
+    launch: Callable[[int, int], object] = runtime.graphLaunch
+    return launch
