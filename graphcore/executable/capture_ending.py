@@ -7,6 +7,8 @@ takes is destroyed.
 from __future__ import annotations
 
 import logging
+import traceback
+from contextlib import ExitStack
 
 from graphcore.driver import Driver, active
 from graphcore.driver.active import ActiveCapture
@@ -27,22 +29,23 @@ def end_once(
     Returns:
         The graph, or None and the driver's refusal.
     """
-    handle, failure = None, None
+    handle = None
     try:
         try:
             handle = driver.end_capture(stream)
         except CudaError as error:
-            failure = error
             # after any of CUDA's own refusals it is over; only a call that did nothing is repeated
             if driver.capture_status(stream).state is not CaptureState.NONE:
                 _end_quietly(driver, stream, error)
+            active.drop(capture)
+            return None, error  # in no variable of this frame, which its traceback holds
         active.drop(capture)
     except BaseException:  # Ctrl-C, here or in what had waited for the end
         if handle is not None:
             destroy_graph(driver, handle)
         abandon(driver, stream, capture)
         raise
-    return handle, failure
+    return handle, None
 
 
 def abandon(driver: Driver, stream: StreamHandle, capture: ActiveCapture) -> None:
@@ -55,6 +58,17 @@ def abandon(driver: Driver, stream: StreamHandle, capture: ActiveCapture) -> Non
         _log.debug("%s was given up: %s", capture.name, error)
     finally:
         active.drop(capture)
+
+
+def forget_in_stacks(error: BaseException) -> None:
+    """Clears the frames of Python's own ExitStack that ``error`` was raised through.
+
+    Each keeps it in a variable, and its traceback keeps the frame: a cycle that would hold all of a
+    failed capture until Python's collector runs.
+    """
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        if frame.f_code is ExitStack.__exit__.__code__:
+            frame.clear()
 
 
 def destroy_graph(driver: Driver, handle: GraphHandle) -> None:

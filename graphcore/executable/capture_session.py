@@ -19,7 +19,13 @@ from graphcore.driver import CaptureMode, Driver, Stream, active
 from graphcore.driver.records import GraphHandle
 from graphcore.errors import CaptureError, CudaError, LifecycleError
 from graphcore.executable.branches import Fork, begin_fork, loose_ends
-from graphcore.executable.capture_ending import abandon, check_finished, destroy_graph, end_once
+from graphcore.executable.capture_ending import (
+    abandon,
+    check_finished,
+    destroy_graph,
+    end_once,
+    forget_in_stacks,
+)
 from graphcore.executable.capture_options import (
     LegacyWork,
     check_label,
@@ -228,6 +234,7 @@ class Capture(NotCopied):
         except BaseException as error:
             self._blocks.__exit__(type(error), error, error.__traceback__)  # after Ctrl-C
             self._abandon()
+            forget_in_stacks(error)
             raise
 
     def _begin(self, name: str) -> None:
@@ -273,6 +280,7 @@ class Capture(NotCopied):
                 self._leave_forks()
                 self._blocks.__exit__(type(failure), failure, failure.__traceback__)
                 self._abandon()
+            forget_in_stacks(failure)
             raise
         if error is not None:
             self._abandon()
@@ -305,21 +313,26 @@ class Capture(NotCopied):
         if error is None:
             loose = loose_ends(driver, stream, self._forks, self._annotations)
         handle, failure = end_once(driver, stream, ended)
-        self._active = None
-        if failure is not None:
-            self._place.leave_streams(self._forks)
-        if error is not None:
-            if handle is not None:
-                destroy_graph(self.driver, handle)
-            explained = explain_failure(
-                error, name, troubles=troubles, is_emulated=self.driver.is_emulated
-            )
-            if explained is not None:
-                raise explained from error
-            error.add_note(note_for(error, name))
-            return
-        if failure is not None:
-            raise explain_end(failure, name, troubles=troubles, loose=loose) from failure
+        explained = None
+        try:
+            self._active = None
+            if failure is not None:
+                self._place.leave_streams(self._forks)
+            if error is not None:
+                if handle is not None:
+                    destroy_graph(self.driver, handle)
+                explained = explain_failure(
+                    error, name, troubles=troubles, is_emulated=self.driver.is_emulated
+                )
+                if explained is not None:
+                    raise explained from error
+                error.add_note(note_for(error, name))
+                return
+            if failure is not None:
+                raise explain_end(failure, name, troubles=troubles, loose=loose) from failure
+        finally:
+            # their tracebacks hold this frame: a cycle that would hold the failed step
+            del explained, failure
         assert handle is not None
         self._finish(handle, name, ended.owners)
         self._place.keep_workspaces(self._forks)

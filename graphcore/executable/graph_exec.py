@@ -21,7 +21,7 @@ from graphcore.driver.records import (
     CaptureState,
     StreamHandle,
 )
-from graphcore.errors import ConfigurationError
+from graphcore.errors import ConfigurationError, GraphcoreError
 from graphcore.executable.changing import CLOSED
 from graphcore.executable.current import CurrentParameters
 from graphcore.executable.embedding import embed
@@ -134,6 +134,8 @@ class GraphExec(RebindableExec):
             self._unbind()
             self.launch(stream)
             return
+        except GraphcoreError:  # says it already, and a frame that it was given to would hold it
+            raise
         except Exception as error:
             # a driver may bind another library's call, whose own error it understands
             self._raise_launch(error)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -127,3 +129,37 @@ def test_a_runner_whose_capture_was_broken_captures_on_the_same_stream_again(
         assert len(used) == 1
         assert torch.equal(runner.generate(prompt, 3), eager_tokens(model, prompt, 3))
         assert streams_of(runner) == {used[0]}
+
+
+def test_what_a_broken_capture_of_a_runner_held_is_free_as_soon_as_nobody_has_its_error(
+    graphcore_driver: Driver, model: Any
+) -> None:
+    prompt = prompt_of(graphcore_driver, 5)
+    held: list[weakref.ref[torch.Tensor]] = []
+
+    def break_it(_module: Any, _inputs: Any, output: torch.Tensor) -> None:
+        for stream in graphcore_driver.own_streams():
+            if graphcore_driver.capture_status(stream).state.name != "NONE":
+                held.append(weakref.ref(output))
+                graphcore_driver.synchronize_stream(stream)
+
+    def fail(runner: CUDAGraphAR) -> None:
+        try:
+            runner.generate(prompt, 3)
+        except CaptureError:
+            return
+        pytest.fail("expected a CaptureError")
+
+    hook = model.model.norm.register_forward_hook(break_it)
+    gc.disable()  # a cycle would keep it
+    try:
+        for _ in range(3):
+            with CUDAGraphAR(model, max_seq_len=ROOM, driver=graphcore_driver) as runner:
+                fail(runner)
+                assert [each() for each in held] == [None] * len(held)
+        assert len(held) == 3
+        assert graphcore_driver.capture_streams.lent == 0
+        assert graphcore_driver.capture_streams.idle == 1
+    finally:
+        gc.enable()
+        hook.remove()

@@ -108,7 +108,10 @@ class Captures:
             # a given graph dies with its failed capture too
             self._graphs.forget(capture.graph)
         if refusal is not None:
-            raise refusal
+            try:
+                raise refusal
+            finally:
+                del refusal  # its traceback holds this frame
         if capture.body is None:
             return capture.graph
         self._graphs.find(capture.body.handle)
