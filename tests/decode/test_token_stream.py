@@ -118,6 +118,34 @@ def test_a_reader_that_comes_late_finds_every_token(
     assert runner.cache.seen_tokens == int(runner.position) == POSITIONS
 
 
+@pytest.mark.parametrize("read", [0, 2])
+@pytest.mark.parametrize("captured", [True, False], ids=["captured", "eager"])
+def test_waiting_for_the_end_drops_what_was_not_read_and_decodes_all_of_it(
+    graphcore_driver: Driver, captured: bool, read: int
+) -> None:
+    device = device_of(graphcore_driver)
+    model, prompt = make_model(device=device), make_prompt(PROMPT, device=device)
+    expected = eager_tokens(model, prompt, NEW + 1)[0, PROMPT:].cpu()
+    with CUDAGraphAR(model, max_seq_len=32, driver=graphcore_driver, capture=captured) as runner:
+        stream = runner.stream_in_one_launch(prompt, NEW)
+        assert [int(next(stream)) for _ in range(read)] == expected[:read].tolist()
+        stream.wait()
+        assert runner._state.seen == int(runner.position) == PROMPT + NEW
+        assert list(stream) == []
+        stream.wait()
+        assert int(runner.replay()) == int(expected[NEW])
+        assert_works(runner, prompt, expected)
+
+
+def test_the_end_is_not_waited_for_inside_a_capture(
+    runner: CUDAGraphAR, prompt: torch.Tensor, expected: torch.Tensor
+) -> None:
+    stream = runner.stream_in_one_launch(prompt, NEW)
+    with graphcore.capture(driver=runner.driver), pytest.raises(CaptureError, match=r"wait\(\)"):
+        stream.wait()
+    assert torch.equal(torch.cat(list(stream)), expected[:NEW])
+
+
 @pytest.mark.gpu
 def test_tokens_come_while_the_launch_still_runs() -> None:
     driver = graphcore.open_driver("cuda")
@@ -227,6 +255,18 @@ def test_any_call_on_the_runner_ends_the_generation_first(
     stream.close()
     if call != "close":
         assert_works(runner, prompt, expected)
+
+
+@pytest.mark.parametrize("call", ["replay", "generate_in_one_launch"])
+def test_the_end_of_a_generation_that_another_call_has_ended_is_not_waited_for(
+    runner: CUDAGraphAR, prompt: torch.Tensor, expected: torch.Tensor, call: str
+) -> None:
+    stream = runner.stream_in_one_launch(prompt, 40)
+    CALLS[call](runner, prompt)
+    with pytest.raises(LifecycleError, match="another call on this runner has ended"):
+        stream.wait()
+    stream.wait()  # closed by the error
+    assert_works(runner, prompt, expected)
 
 
 @pytest.mark.parametrize("end", ["close", "forget"])
@@ -365,8 +405,8 @@ def test_ctrl_c_while_a_token_is_waited_for_ends_the_generation(
 
 
 _FILES = tuple(
-    f"decode/{name}.py" for name in ("flight", "generating", "one_launch", "token_ring",
-                                     "token_stream")
+    f"decode/{name}.py" for name in ("flight", "generating", "one_launch", "pace",
+                                     "token_ring", "token_stream")
 )  # fmt: skip
 _EVERY = 4
 
