@@ -41,25 +41,20 @@ class Pace:
             left: Tokens that are still to come, at most.
         """
         least, self._least = self._least, min(2 * self._least, SLOW)
-        step = self._seconds_a_token(elapsed, published)
-        return max(least, min(self._wanted(elapsed, step, left), _LONGEST))
+        return max(least, min(self._wanted(elapsed, published, left), _LONGEST))
 
-    def _wanted(self, elapsed: float, step: float | None, left: int) -> float:
+    def _wanted(self, elapsed: float, published: int, left: int) -> float:
         late = _LATE * elapsed
-        if step is None:
+        if self._first is None:
+            # what the first token takes tells nothing of the others: a prompt's time is in it
+            self._first = (elapsed, published) if published else None
             return late if left > 1 else 0.0
+        since, before = self._first
+        made = published - before
+        # never more than the truth: between two looks pass less than one more than the new tokens
+        step = (elapsed - since) / (made + 1)
         # half a token less: the newest one has been there for some time
         half = (max(left, 1) - 0.5) * step / 2
         if left <= 1:
-            return min(half, late)
+            return min(half, late) if made else 0.0
         return min(half, max(_TOKENS_LATE * step, late)) if self._may_end_early else half
-
-    def _seconds_a_token(self, elapsed: float, published: int) -> float | None:
-        """Never more than the truth; None while no two tokens are known to have come apart."""
-        if self._first is None:  # what the first one took is not counted: a prompt's time is in it
-            self._first = (elapsed, published) if published else None
-            return None
-        since, before = self._first
-        made = published - before
-        # between two looks there are less than one token's time more than tokens
-        return (elapsed - since) / (made + 1) if made else None
