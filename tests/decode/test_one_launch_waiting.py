@@ -16,7 +16,14 @@ from typing import Any
 import pytest
 import torch
 from graphcore_kernels.decode_loop import OVER, PUBLISHED, STOP
-from helpers.decode_models import POSITIONS, eager_tokens, make_model, make_prompt
+from helpers.decode_models import (
+    POSITIONS,
+    device_of,
+    eager_tokens,
+    make_model,
+    make_prompt,
+)
+from helpers.slow_steps import add_spin
 
 import graphcore
 from graphcore.decode import CUDAGraphAR, one_launch
@@ -54,6 +61,7 @@ class Device:
 
     def sleep(self, seconds: float) -> None:
         self.sleeps.append(seconds)
+        assert len(self.sleeps) < 10_000, "a wait without an end"
         if seconds > self.press_in:
             raise KeyboardInterrupt
         self.now += seconds
@@ -198,3 +206,33 @@ def test_a_signal_ends_a_wait_at_once(runner: CUDAGraphAR, prompt: torch.Tensor,
     assert time.perf_counter() - pressed[0] < 5.0
     thread.join()
     loop.ring._words[OVER] = 1
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("ends", [False, True], ids=["nothing ends it", "an end never comes"])
+def test_on_a_device_the_end_takes_far_fewer_looks_than_its_tokens(
+    ends: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = graphcore.open_driver("cuda")
+    model = make_model(device=device_of(driver))
+    prompt = make_prompt(PROMPT, device=device_of(driver))
+    expected = eager_tokens(model, prompt, NEW)
+    sleeps: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        sleeps.append(seconds)
+        time.sleep(seconds)
+
+    clock = SimpleNamespace(perf_counter=time.perf_counter, sleep=sleep)
+    monkeypatch.setattr(one_launch, "time", clock)
+    with CUDAGraphAR(model, max_seq_len=POSITIONS, driver=driver) as runner:
+        kept = add_spin(runner, 2)
+        eos = unused(expected) if ends else ()
+        looks = []
+        for on_token in (None, lambda ids: None):
+            sleeps.clear()
+            ids = runner.generate_in_one_launch(prompt, NEW, eos, 2, on_token=on_token)
+            assert torch.equal(ids, expected)
+            looks.append(len(sleeps))
+        assert 0 < looks[0] < looks[1] / 3
+        kept.close()

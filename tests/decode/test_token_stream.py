@@ -12,15 +12,13 @@ import pytest
 import torch
 from helpers.decode_models import POSITIONS, device_of, eager_tokens, make_model, make_prompt
 from helpers.interrupts import press_at
-from helpers.kernels import ONE_BLOCK
-from helpers.spinning import MILLISECOND, spin
+from helpers.slow_steps import add_spin
 
 import graphcore
 from graphcore.decode import CUDAGraphAR
 from graphcore.decode.one_launch import OneLaunch
-from graphcore.driver import Driver, active
+from graphcore.driver import Driver
 from graphcore.errors import CaptureError, LifecycleError
-from graphcore.resources.buffer import Buffer
 
 PROMPT = 5
 NEW = 9
@@ -54,21 +52,6 @@ def assert_works(runner: CUDAGraphAR, prompt: torch.Tensor, expected: torch.Tens
     for decode in (runner.generate_in_one_launch, runner.generate):
         assert torch.equal(decode(prompt, NEW)[0, PROMPT:].cpu(), expected[:NEW])
         assert runner.cache.seen_tokens == int(runner.position) == PROMPT + NEW
-
-
-def add_spin(runner: CUDAGraphAR, milliseconds: int) -> Any:
-    """Makes each captured step as slow as that on a device; returns what must be kept alive."""
-    scratch = Buffer.allocate(1, driver=runner.driver)
-    arguments = spin.pack(scratch.address, 0.0, milliseconds * MILLISECOND)
-    function = runner.driver.function(spin)
-
-    def wait_in_the_graph(*_: Any) -> None:
-        capture = active.current()
-        if capture is not None:
-            runner.driver.launch(function, ONE_BLOCK, arguments, capture.stream)
-
-    runner.model.lm_head.register_forward_pre_hook(wait_in_the_graph)
-    return scratch
 
 
 # ---- to the end ---------------------------------------------------------------------------------
@@ -415,7 +398,8 @@ _EVERY = 4
 @pytest.mark.parametrize(
     "first", [1, *(pytest.param(each, marks=pytest.mark.slow) for each in range(2, _EVERY + 1))]
 )
-def test_ctrl_c_at_any_line_leaves_a_runner_that_decodes_right(first: int) -> None:
+@pytest.mark.parametrize("on_token", [None, len], ids=["waiting for the end", "reading"])
+def test_ctrl_c_at_any_line_leaves_a_runner_that_decodes_right(first: int, on_token: Any) -> None:
     driver = graphcore.open_driver("emulated")
     with CUDAGraphAR(make_model(), max_seq_len=POSITIONS, driver=driver) as runner:
         prompt = make_prompt(PROMPT)
@@ -423,7 +407,7 @@ def test_ctrl_c_at_any_line_leaves_a_runner_that_decodes_right(first: int) -> No
         runner.generate_in_one_launch(prompt, 2)
 
         def decode() -> None:
-            runner.generate_in_one_launch(prompt, 2)
+            runner.generate_in_one_launch(prompt, 2, on_token=on_token)
 
         places, _ = press_at(0, decode, _FILES)
         assert places > 80

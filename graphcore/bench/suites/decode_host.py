@@ -14,6 +14,7 @@ from graphcore.bench.harness import Arm
 from graphcore.bench.suites.decode_launches import Launches
 from graphcore.bench.suites.decode_ours import OurWay
 from graphcore.driver import Driver
+from graphcore.driver.records import ExecHandle
 from graphcore.errors import GraphcoreError
 from graphcore.interop.streams import current_stream
 
@@ -88,7 +89,7 @@ class OneLaunchHost:
         launches = self._launches(self._way.runner.executable.handle).peer()
         return Arm(launches.name, lambda calls: calls * self._seconds_a_call(launches))
 
-    def _launches(self, executable: int) -> Launches:
+    def _launches(self, executable: ExecHandle) -> Launches:
         return Launches(self._way, executable, current_stream(self._driver), self._driver)
 
     def _seconds_a_call(self, arm: Arm) -> float:
