@@ -33,13 +33,21 @@ class Flight:
         """Whether a launch runs, or has run and was not ended."""
         return self._launch is not None
 
-    def begin(self, launch: OneLaunch, max_new_tokens: int, state: CacheState) -> None:
+    def begin(
+        self,
+        launch: OneLaunch,
+        max_new_tokens: int,
+        state: CacheState,
+        *,
+        may_end_early: bool = True,
+    ) -> None:
         """Launches; raises as :meth:`OneLaunch.start`, and may be under way also then.
 
         Args:
             launch: What decodes.
             max_new_tokens: The budget.
             state: Of the cache whose position the launch moves.
+            may_end_early: As of :meth:`OneLaunch.start`.
         """
         assert self._launch is None
         self._state = state
@@ -49,7 +57,7 @@ class Flight:
         self._launch = launch
         self._state.seen = None
         try:
-            launch.start(max_new_tokens)
+            launch.start(max_new_tokens, may_end_early=may_end_early)
         except CaptureError:  # before anything was launched, for a capture that a look would break
             self._launch, self._state.seen = None, self._held
             raise
@@ -69,14 +77,29 @@ class Flight:
     def _tokens_of(self, launch: OneLaunch, number: int) -> Iterator[torch.Tensor]:
         taken = 0
         while True:
-            if self._launch is not launch or self.number != number:
-                raise LifecycleError(
-                    "stream_in_one_launch: another call on this runner has ended the generation"
-                )
+            self._refuse_others(launch, number)
             if not launch.wait_for(taken + 1):
                 return
             yield launch.ring.token(taken)
             taken += 1
+
+    def wait(self, number: int) -> None:
+        """Waits until that launch is over; no token is looked at.
+
+        Raises:
+            LifecycleError, CudaError: As :meth:`tokens`.
+        """
+        launch = self._launch
+        self._refuse_others(launch, number)
+        assert launch is not None
+        launch.wait()
+        self._refuse_others(launch, number)
+
+    def _refuse_others(self, launch: OneLaunch | None, number: int) -> None:
+        if launch is None or self._launch is not launch or self.number != number:
+            raise LifecycleError(
+                "stream_in_one_launch: another call on this runner has ended the generation"
+            )
 
     def stop(self, number: int | None = None) -> None:
         """Asks the running loop to end after its token; no driver call.

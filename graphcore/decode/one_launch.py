@@ -15,15 +15,13 @@ import torch
 from graphcore_kernels import strided_copy
 from graphcore_kernels.decode_loop import begin_decode_loop, end_decode_step, loop_config
 
+from graphcore.decode.pace import SLOW, Pace
 from graphcore.decode.token_ring import TokenRing
 from graphcore.driver import Driver
 from graphcore.executable import Graph, GraphExec
 from graphcore.executable.fence import Fence
 from graphcore.plan import GraphPlan
 from graphcore.resources.buffer import Buffer
-
-_SHORTEST_PAUSE = 20e-6
-_LONGEST_PAUSE = 200e-6
 
 
 class OneLaunch:
@@ -59,15 +57,20 @@ class OneLaunch:
         self.graph.keep(self.graph.owners.with_(self.ring, label="token ring"))
         self.executable: GraphExec = self.graph.instantiate(guard="owners")
         self._fence: Fence | None = None
+        self._may_end_early = True
 
-    def start(self, max_new_tokens: int) -> None:
+    def start(self, max_new_tokens: int, *, may_end_early: bool = True) -> None:
         """Launches the loop on the current stream; returns at once on a device.
+
+        Args:
+            max_new_tokens: The budget.
+            may_end_early: Whether any id ends a row; where none does, waits look less often.
 
         Raises:
             StaleGraphError: A captured buffer was replaced; nothing was launched.
             CudaError: The driver's refusal.
         """
-        self._fence = None
+        self._fence, self._may_end_early = None, may_end_early
         self.ring.begin(max_new_tokens)
         self.executable.launch()
         self._fence = self.executable.fence()
@@ -79,8 +82,8 @@ class OneLaunch:
     def wait_for(self, count: int) -> bool:
         """Waits until ``count`` tokens are published, or the loop is over.
 
-        The host looks at pinned memory, with pauses of 20 to 200 us; only where nothing comes for
-        longer is the driver asked, which tells a failure. Ctrl-C comes through.
+        The host looks at pinned memory, with the pauses of :class:`Pace`; only where nothing has
+        come for longer is the driver asked, which tells a failure. Ctrl-C comes through.
 
         Returns:
             Whether they are published.
@@ -88,13 +91,16 @@ class OneLaunch:
         Raises:
             CudaError: The launch failed.
         """
-        pause = _SHORTEST_PAUSE
-        while not self.ring.is_over and self.ring.published < count:
-            if pause >= _LONGEST_PAUSE and self._has_ended():
+        ring, before = self.ring, -1
+        pace, since = Pace(may_end_early=self._may_end_early), time.perf_counter()
+        while not ring.is_over and (published := ring.published) < count:
+            left = 1 if ring.is_asked_to_stop else min(count, ring.budget) - published
+            pause = pace.pause(time.perf_counter() - since, published, left)
+            if pause >= SLOW and published == before and self._has_ended():
                 break  # also without a last word: the launch failed, or never was
+            before = published
             time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
-        return self.ring.published >= count
+        return ring.published >= count
 
     def wait(self) -> None:
         """Waits until the loop is over; raises as :meth:`wait_for`."""

@@ -52,6 +52,16 @@ class TokenRing:
         self._words[STOP] = 1
 
     @property
+    def budget(self) -> int:
+        """Most tokens of this loop."""
+        return int(self._words[BUDGET])
+
+    @property
+    def is_asked_to_stop(self) -> bool:
+        """Whether the token that the loop works on is its last one."""
+        return bool(self._words[STOP])
+
+    @property
     def published(self) -> int:
         """How many tokens the host may read."""
         return int(self._words[PUBLISHED])

@@ -24,14 +24,20 @@ class TokenStream(Iterator[torch.Tensor]):
         source: Gives the tokens.
         stop: Asks the device to stop; no driver call.
         end: Waits until nothing runs any more, and lets the runner go on; may be called twice.
+        wait: Waits until the generation is over, and takes no token of it.
     """
 
     def __init__(
-        self, source: Iterator[torch.Tensor], stop: Callable[[], None], end: Callable[[], None]
+        self,
+        source: Iterator[torch.Tensor],
+        stop: Callable[[], None],
+        end: Callable[[], None],
+        wait: Callable[[], None],
     ) -> None:
         self._source = source
         self._stop = stop
         self._end = end
+        self._wait = wait
         self._is_open = True
 
     def __next__(self) -> torch.Tensor:
@@ -51,11 +57,32 @@ class TokenStream(Iterator[torch.Tensor]):
             self.close()
             raise
         except BaseException as error:
-            try:
-                self.close()
-            except Exception as second:
-                error.add_note(f"while ending the generation: {second}")
+            self._close_after(error)
             raise
+
+    def wait(self) -> None:
+        """Waits until the generation is over, and closes: tokens that were not read are dropped.
+
+        The host looks far less often than where it waits for each token.
+
+        Raises:
+            CaptureError, LifecycleError, CudaError: As :meth:`__next__`.
+        """
+        if not self._is_open:
+            return
+        refuse_inside_capture("wait()")
+        try:
+            self._wait()
+        except BaseException as error:
+            self._close_after(error)
+            raise
+        self.close()
+
+    def _close_after(self, error: BaseException) -> None:
+        try:
+            self.close()
+        except Exception as second:
+            error.add_note(f"while ending the generation: {second}")
 
     def close(self) -> None:
         """Stops the generation, if it still runs, and waits for that; a second call does nothing.

@@ -12,15 +12,13 @@ import pytest
 import torch
 from helpers.decode_models import POSITIONS, device_of, eager_tokens, make_model, make_prompt
 from helpers.interrupts import press_at
-from helpers.kernels import ONE_BLOCK
-from helpers.spinning import MILLISECOND, spin
+from helpers.slow_steps import add_spin
 
 import graphcore
 from graphcore.decode import CUDAGraphAR
 from graphcore.decode.one_launch import OneLaunch
-from graphcore.driver import Driver, active
+from graphcore.driver import Driver
 from graphcore.errors import CaptureError, LifecycleError
-from graphcore.resources.buffer import Buffer
 
 PROMPT = 5
 NEW = 9
@@ -54,21 +52,6 @@ def assert_works(runner: CUDAGraphAR, prompt: torch.Tensor, expected: torch.Tens
     for decode in (runner.generate_in_one_launch, runner.generate):
         assert torch.equal(decode(prompt, NEW)[0, PROMPT:].cpu(), expected[:NEW])
         assert runner.cache.seen_tokens == int(runner.position) == PROMPT + NEW
-
-
-def add_spin(runner: CUDAGraphAR, milliseconds: int) -> Any:
-    """Makes each captured step as slow as that on a device; returns what must be kept alive."""
-    scratch = Buffer.allocate(1, driver=runner.driver)
-    arguments = spin.pack(scratch.address, 0.0, milliseconds * MILLISECOND)
-    function = runner.driver.function(spin)
-
-    def wait_in_the_graph(*_: Any) -> None:
-        capture = active.current()
-        if capture is not None:
-            runner.driver.launch(function, ONE_BLOCK, arguments, capture.stream)
-
-    runner.model.lm_head.register_forward_pre_hook(wait_in_the_graph)
-    return scratch
 
 
 # ---- to the end ---------------------------------------------------------------------------------
@@ -116,6 +99,34 @@ def test_a_reader_that_comes_late_finds_every_token(
     assert loop_of(runner).ring.is_over
     assert torch.equal(torch.cat(list(stream)), expected)
     assert runner.cache.seen_tokens == int(runner.position) == POSITIONS
+
+
+@pytest.mark.parametrize("read", [0, 2])
+@pytest.mark.parametrize("captured", [True, False], ids=["captured", "eager"])
+def test_waiting_for_the_end_drops_what_was_not_read_and_decodes_all_of_it(
+    graphcore_driver: Driver, captured: bool, read: int
+) -> None:
+    device = device_of(graphcore_driver)
+    model, prompt = make_model(device=device), make_prompt(PROMPT, device=device)
+    expected = eager_tokens(model, prompt, NEW + 1)[0, PROMPT:].cpu()
+    with CUDAGraphAR(model, max_seq_len=32, driver=graphcore_driver, capture=captured) as runner:
+        stream = runner.stream_in_one_launch(prompt, NEW)
+        assert [int(next(stream)) for _ in range(read)] == expected[:read].tolist()
+        stream.wait()
+        assert runner._state.seen == int(runner.position) == PROMPT + NEW
+        assert list(stream) == []
+        stream.wait()
+        assert int(runner.replay()) == int(expected[NEW])
+        assert_works(runner, prompt, expected)
+
+
+def test_the_end_is_not_waited_for_inside_a_capture(
+    runner: CUDAGraphAR, prompt: torch.Tensor, expected: torch.Tensor
+) -> None:
+    stream = runner.stream_in_one_launch(prompt, NEW)
+    with graphcore.capture(driver=runner.driver), pytest.raises(CaptureError, match=r"wait\(\)"):
+        stream.wait()
+    assert torch.equal(torch.cat(list(stream)), expected[:NEW])
 
 
 @pytest.mark.gpu
@@ -227,6 +238,18 @@ def test_any_call_on_the_runner_ends_the_generation_first(
     stream.close()
     if call != "close":
         assert_works(runner, prompt, expected)
+
+
+@pytest.mark.parametrize("call", ["replay", "generate_in_one_launch"])
+def test_the_end_of_a_generation_that_another_call_has_ended_is_not_waited_for(
+    runner: CUDAGraphAR, prompt: torch.Tensor, expected: torch.Tensor, call: str
+) -> None:
+    stream = runner.stream_in_one_launch(prompt, 40)
+    CALLS[call](runner, prompt)
+    with pytest.raises(LifecycleError, match="another call on this runner has ended"):
+        stream.wait()
+    stream.wait()  # closed by the error
+    assert_works(runner, prompt, expected)
 
 
 @pytest.mark.parametrize("end", ["close", "forget"])
@@ -365,8 +388,8 @@ def test_ctrl_c_while_a_token_is_waited_for_ends_the_generation(
 
 
 _FILES = tuple(
-    f"decode/{name}.py" for name in ("flight", "generating", "one_launch", "token_ring",
-                                     "token_stream")
+    f"decode/{name}.py" for name in ("flight", "generating", "one_launch", "pace",
+                                     "token_ring", "token_stream")
 )  # fmt: skip
 _EVERY = 4
 
@@ -375,7 +398,8 @@ _EVERY = 4
 @pytest.mark.parametrize(
     "first", [1, *(pytest.param(each, marks=pytest.mark.slow) for each in range(2, _EVERY + 1))]
 )
-def test_ctrl_c_at_any_line_leaves_a_runner_that_decodes_right(first: int) -> None:
+@pytest.mark.parametrize("on_token", [None, len], ids=["waiting for the end", "reading"])
+def test_ctrl_c_at_any_line_leaves_a_runner_that_decodes_right(first: int, on_token: Any) -> None:
     driver = graphcore.open_driver("emulated")
     with CUDAGraphAR(make_model(), max_seq_len=POSITIONS, driver=driver) as runner:
         prompt = make_prompt(PROMPT)
@@ -383,7 +407,7 @@ def test_ctrl_c_at_any_line_leaves_a_runner_that_decodes_right(first: int) -> No
         runner.generate_in_one_launch(prompt, 2)
 
         def decode() -> None:
-            runner.generate_in_one_launch(prompt, 2)
+            runner.generate_in_one_launch(prompt, 2, on_token=on_token)
 
         places, _ = press_at(0, decode, _FILES)
         assert places > 80

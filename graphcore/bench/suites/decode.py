@@ -2,7 +2,8 @@
 
 A case's row is our compiled step against every peer; a second one is the generation in one launch,
 a third the plain step against the peers whose kernels are the model's own. The floor of a row is
-the GPU time of its step's graph alone. What the replay call costs the host is a row by itself.
+the GPU time of its step's graph alone. What a token costs the host is a row by itself: the replay
+call, and the CPU time of a generation in one launch.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import functools
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from statistics import median
 from typing import Any, TypeVar
 
 from graphcore.bench.harness import Arm, Effort, measure
@@ -18,6 +20,8 @@ from graphcore.bench.results import Row, row_of
 from graphcore.bench.suites import Measured, Request
 from graphcore.bench.suites.decode_arms import submitting, warmed
 from graphcore.bench.suites.decode_checks import agreement, read_bandwidth, step_bytes
+from graphcore.bench.suites.decode_host import FLOOR as LOOP_FLOOR
+from graphcore.bench.suites.decode_host import OneLaunchHost
 from graphcore.bench.suites.decode_launches import FLOOR, Launches
 from graphcore.bench.suites.decode_models import CASES, EXPERTS, Subject, subject_of
 from graphcore.bench.suites.decode_ours import COMPILED, ONE_LAUNCH, PLAIN, OurWay
@@ -30,12 +34,15 @@ from graphcore.bench.suites.decode_peers import (
 )
 from graphcore.bench.suites.decode_peers import COMPILED as COMPILED_PEERS
 from graphcore.bench.suites.decode_ways import SUFFIX, compile_notes
+from graphcore.bench.targets import Target
 from graphcore.bench.timings import Timings
 from graphcore.driver import Driver
 from graphcore.interop.streams import current_stream
 
 Note = Mapping[str, Any]
 T = TypeVar("T")
+
+_HOST_TARGET = Target(most=5.0)
 
 
 def run(driver: Driver, request: Request) -> Measured:
@@ -89,6 +96,10 @@ class Case:
         for name in self.ways:
             host = self._try(f"{name}: host time of a replay", self._host_row, name)
             made += [] if host is None else [host]
+        host = self._try(f"{ONE_LAUNCH}: host time of a token", self._one_launch_host_row)
+        made += [] if host is None else [host]
+        judged = (f"{self.name} host", f"{self.name} one launch host")
+        self.notes += [_HOST_TARGET.told(row) for row in made if row.case in judged]
         return made
 
     # ---- arms ----------------------------------------------------------------------------------
@@ -205,6 +216,21 @@ class Case:
         case = f"{self.name} host" if name == self._best() else f"{self.name} {name[5:]} host"
         names = [arm.name for arm in peers]
         return row_of(case, timings, ours="ours", floor=FLOOR, peers=names, allowance=0.0)
+
+    def _one_launch_host_row(self) -> Row:
+        """CPU time of a generation in one launch by its tokens, the waiting in it."""
+        host = OneLaunchHost(self.ways[self._best()], self.driver)
+        arms = [host.ours(), host.floor(), host.peer()]
+        timings = measure(arms, self._effort(), self.driver.synchronize)
+        self._note(f"{ONE_LAUNCH}: the launching call", "us", median(host.launching) * 1e6)
+        return row_of(
+            f"{self.name} one launch host",
+            timings,
+            ours="ours",
+            floor=LOOP_FLOOR,
+            peers=[arms[-1].name],
+            allowance=0.0,
+        )
 
     # ---- notes ---------------------------------------------------------------------------------
 

@@ -19,7 +19,8 @@ from graphcore.bench.suites.decode_arms import (
     submitting,
 )
 from graphcore.bench.suites.decode_models import Subject
-from graphcore.decode import CUDAGraphAR
+from graphcore.decode import CUDAGraphAR, TokenStream
+from graphcore.decode.one_launch import OneLaunch
 from graphcore.driver import Driver
 
 PLAIN, COMPILED, ONE_LAUNCH = "ours plain", "ours compiled", "ours in one launch"
@@ -51,7 +52,7 @@ class OurWay:
         self.capture_seconds = self._timed(lambda: self.runner.capture(subject.prompt))
         self._held = self.runner.cache.seen_tokens
         self.first_replay_seconds = self._timed(self.runner.replay)
-        self.prompt_seconds = self._timed(self._again)
+        self.prompt_seconds = self._timed(self.again)
 
     def generate(self, tokens: int) -> torch.Tensor:
         """Prompt and new ids."""
@@ -90,6 +91,22 @@ class OurWay:
         """Back to the end of the prompt."""
         self.runner.cache.seek(self._held)
 
+    def again(self) -> None:
+        """Forwards the prompt anew, into an empty cache."""
+        self.runner.cache.reset()
+        self.runner.capture(self._subject.prompt)
+
+    def take_off(self, tokens: int) -> TokenStream:
+        """Launches a generation behind the prompt, as ``generate_in_one_launch`` does."""
+        self.runner._step.set_eos((self._end,), 0)
+        return self.runner._take_off(tokens, (self._end,))
+
+    @property
+    def loop(self) -> OneLaunch:
+        """What :meth:`take_off` launches."""
+        assert self.runner._captured is not None
+        return self.runner._captured.in_one_launch(self.runner._step)
+
     @property
     def nodes(self) -> int:
         """Nodes of the step."""
@@ -109,10 +126,6 @@ class OurWay:
     def close(self) -> None:
         """Gives the runner back."""
         self.runner.close()
-
-    def _again(self) -> None:
-        self.runner.cache.reset()
-        self.runner.capture(self._subject.prompt)
 
     def _timed(self, act: Any) -> float:
         self._driver.synchronize()
