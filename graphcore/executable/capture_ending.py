@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import traceback
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 from graphcore.driver import Driver, active
 from graphcore.driver.active import ActiveCapture
@@ -68,7 +68,8 @@ def forget_in_stacks(error: BaseException) -> None:
     """
     for frame, _ in traceback.walk_tb(error.__traceback__):
         if frame.f_code is ExitStack.__exit__.__code__:
-            frame.clear()
+            with suppress(RuntimeError):  # a stack of the user's that is being left just now
+                frame.clear()
 
 
 def destroy_graph(driver: Driver, handle: GraphHandle) -> None:

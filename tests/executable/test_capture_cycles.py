@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +21,7 @@ from graphcore import CaptureError, CudaError, GraphCache
 from graphcore.driver import Driver, active
 from graphcore.driver.emulated import EmulatedDriver
 from graphcore.executable import Capture
+from graphcore.executable.capture_ending import forget_in_stacks
 from graphcore.interop import current_stream
 
 
@@ -321,3 +323,20 @@ def test_an_error_that_is_held_holds_the_failed_step_and_lets_go_of_it(
     held.clear()
     assert attempt.alive() == []
     assert graphcore_driver.capture_streams.idle == 1
+
+
+def test_clearing_a_stack_that_is_being_left_is_no_error() -> None:
+    seen: list[BaseException] = []
+
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    def clear(kind: Any, error: BaseException, trace: Any) -> bool:
+        seen.append(error)
+        forget_in_stacks(error)
+        return True
+
+    with ExitStack() as stack:
+        stack.push(clear)
+        stack.callback(fail)
+    assert [type(each) for each in seen] == [ZeroDivisionError]
