@@ -85,6 +85,15 @@ def read_on_the_host(attempt: Attempt) -> None:
         y.sum().item()
 
 
+def multiply_and_read_on_the_host(attempt: Attempt) -> None:
+    """torch keeps a workspace for the product's stream; the stream is free all the same."""
+    square = attempt.x.reshape(2, 2)
+    _ = square @ square  # cuBLAS cannot begin in a capture
+    with attempt.capture():
+        y = attempt.work().reshape(2, 2)
+        (y @ y).sum().item()
+
+
 def wait_for_the_stream(attempt: Attempt) -> None:
     with attempt.capture() as capture:
         y = attempt.work()
@@ -183,6 +192,7 @@ def capture_many_into_a_cache(attempt: Attempt) -> None:
 
 WAYS: dict[Callable[[Attempt], None], type[Exception]] = {
     read_on_the_host: CaptureError,
+    multiply_and_read_on_the_host: CaptureError,
     wait_for_the_stream: CaptureError,
     wait_in_a_named_branch: CaptureError,
     swallow_a_refusal: CaptureError,
