@@ -12,7 +12,7 @@ from graphcore.decode.pace import Pace
 STEP = 1.3e-3
 OVERSLEPT = 60e-6
 """What a sleep takes longer than it was asked for."""
-LEAST = 200e-6 + OVERSLEPT
+LEAST = 500e-6 + OVERSLEPT
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def evenly(count: int, step: float = STEP, first: float | None = None) -> list[f
 
 
 @pytest.mark.parametrize(
-    ("may_end_early", "most"), [(False, 25), (True, 50)], ids=["no end", "an end that never comes"]
+    ("may_end_early", "most"), [(False, 16), (True, 45)], ids=["no end", "an end that never comes"]
 )
 def test_a_generation_of_128_tokens_takes_few_looks(may_end_early: bool, most: int) -> None:
     found = waited(evenly(128), 128, may_end_early=may_end_early)
@@ -93,12 +93,11 @@ def test_a_prompt_before_the_first_token_makes_no_pause_too_long() -> None:
         assert alone.looks < 250  # of pauses of 200 us there would be 1150
 
 
-def test_before_the_first_token_pauses_grow_from_20_to_200_us_and_then_with_the_time() -> None:
-    pace = Pace(may_end_early=False)
-    pauses = [pace.pause(0.0, 0, 64) for _ in range(6)]
-    assert pauses == pytest.approx([20e-6, 40e-6, 80e-6, 160e-6, 200e-6, 200e-6])
-    assert pace.pause(1.0, 0, 64) == pytest.approx(20e-3)
-    assert pace.pause(1000.0, 0, 64) == 50e-3
+def test_before_the_first_token_pauses_grow_with_the_time_that_has_passed() -> None:
+    for may_end_early in (False, True):
+        pace = Pace(may_end_early=may_end_early)
+        pauses = [pace.pause(now, 0, 64) for now in (0.0, 0.3e-3, 2e-3, 20e-3, 1.0, 1000.0)]
+        assert pauses == pytest.approx([200e-6, 300e-6, 500e-6, 500e-6, 20e-3, 50e-3])
 
 
 @pytest.mark.parametrize("published", [0, 1, 40])
@@ -127,9 +126,17 @@ def test_a_generation_that_stalls_is_looked_at_every_50_ms_at_least(may_end_earl
 
 def test_a_budget_that_is_used_up_without_a_last_word_is_looked_at_soon() -> None:
     pace = Pace(may_end_early=False)
-    pauses = [pace.pause(now, done, 64 - done) for now, done in ((0.0, 1), (0.05, 40), (0.1, 64))]
-    assert pauses[1] == pytest.approx(0.05 / 40 * 23.5 / 2)
-    assert pauses[2] == pytest.approx(0.1 / 64 / 4)  # a quarter of a token's time
+    moments = ((0.0, 1), (0.05, 40), (0.0985, 63), (0.1, 64))
+    pauses = [pace.pause(now, done, 64 - done) for now, done in moments]
+    assert pauses[1] == pytest.approx(0.05 / 40 * 23.5 / 2 + 0.05 / 50)
+    # a quarter of a token's time
+    assert pauses[2:] == pytest.approx([0.0985 / 63 / 4, 0.1 / 64 / 4])
+
+
+def test_near_the_end_most_of_the_time_that_is_left_is_slept_at_once() -> None:
+    pace = Pace(may_end_early=False)
+    pace.pause(0.0, 1, 999)
+    assert pace.pause(0.998, 998, 2) == pytest.approx(0.998 / 998 * 1.5 * 7 / 8)
 
 
 def test_tokens_that_come_faster_and_faster_are_seen_late_by_little() -> None:
