@@ -124,9 +124,10 @@ faults: $(STAMP)
 fuzz: $(STAMP)
 	FUZZ=$${FUZZ:-20} $(BIN)/python -m pytest -q tests/fuzz --timeout=3600
 
-# ten thousand random operations on graphs, caches and experts, with what is held in between
+# ten thousand random operations on graphs, caches and experts, with what is held in between; OUT=FILE
+# writes it down
 soak: $(STAMP)
-	PYTHONPATH=.:kernels:tests $(BIN)/python -W ignore tests/helpers/soak.py $${STEPS:-10000}
+	PYTHONPATH=.:kernels:tests $(BIN)/python -W ignore tests/helpers/soak.py $${STEPS:-10000} $${OUT:+--out $$OUT}
 
 clean:
 	rm -rf $(VENV) build dist demo.html .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache

@@ -23,7 +23,7 @@ _LEGEND = (
     "smallest and the largest: 1.00 is as good as the floor (or as the best of the others), larger "
     "is better."
 )
-_NO_RESULTS = ("tests*.json", "sanitizer.json")
+_NO_RESULTS = ("tests*.json", "sanitizer.json", "soak.json")
 _FIELDS = ("suite", "device", "driver", "versions", "commit", "date", "rows", "notes")
 
 Result = Mapping[str, Any]
@@ -58,7 +58,8 @@ def read_results(folder: Path) -> list[Result]:
     """The results below ``folder``, by path; those of the emulated driver are left out.
 
     ``tests.json`` is what came of the last test run on a device, ``tests-NAME.json`` of a later one
-    of a part of the tests, and ``sanitizer.json`` of one under compute-sanitizer; none is a result.
+    of a part of the tests, ``sanitizer.json`` of one under compute-sanitizer, and ``soak.json`` of
+    many random operations; none is a result.
 
     Raises:
         ConfigurationError: A file that is not a result; names it and what it lacks.

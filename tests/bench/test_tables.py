@@ -166,7 +166,7 @@ def test_a_file_that_is_no_result_is_refused_by_name(document, tmp_path, content
 def test_the_summary_of_a_test_run_is_no_result(document, tmp_path):
     write(tmp_path / "results")
     _, without = generate(document)
-    for name in ("tests.json", "tests-decode.json", "sanitizer.json"):
+    for name in ("tests.json", "tests-decode.json", "sanitizer.json", "soak.json"):
         (tmp_path / "results" / name).write_text('{"passed": 3}', encoding="utf-8")
     _, beside = generate(document)
     assert beside == without

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import warnings
+from pathlib import Path
 
 import pytest
-from helpers.soak import Soak
+from helpers.soak import Soak, is_flat, main
 
 from graphcore import GraphcoreWarning
 from graphcore.driver import Driver
@@ -31,3 +33,26 @@ def test_random_operations_on_all_three_systems_are_right_and_leave_memory_flat(
     assert soak.done.keys() == soak.operations.keys(), "every operation was done"
     if graphcore_driver.is_emulated:
         assert soak.failed >= STEPS / 300
+
+
+def test_a_soak_writes_down_what_it_has_held_and_says_where_that_grew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GRAPHCORE_DRIVER", "emulated")
+    out = tmp_path / "soak.json"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", GraphcoreWarning)
+        assert main(40, 3, out) == 0
+        found = json.loads(out.read_text())
+        assert (found["steps"], len(found["held"])) == (40, 11)
+        assert 20 < sum(found["done"].values()) <= 40, "without those that met a fault"
+        assert is_flat(found["held"], 40)
+
+        held, kept = Soak.held, []
+
+        def growing(soak: Soak) -> dict[str, int]:
+            kept.append(soak.driver.alloc(64))
+            return held(soak)
+
+        monkeypatch.setattr(Soak, "held", growing)
+        assert main(40, 3) == 1

@@ -1,16 +1,19 @@
 """Random operations on graphs, caches and experts of one driver, each checked, with faults between.
 
-``python tests/helpers/soak.py [STEPS] [SEED]`` soaks the driver that is here and tells how memory
-went.
+``python tests/helpers/soak.py [STEPS] [SEED] [--out FILE]`` soaks the driver that is here and tells
+how memory went.
 """
 
 from __future__ import annotations
 
+import argparse
 import gc
+import json
 import random
 import sys
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,6 +26,7 @@ from helpers.moe_steps import Scene
 
 import graphcore
 from graphcore import CapacityError, CaptureError, GraphCache, GraphcoreError, GraphPlan
+from graphcore.bench import provenance
 from graphcore.decode import CUDAGraphAR
 from graphcore.driver import Driver, active
 from graphcore.driver.emulated import EmulatedDriver
@@ -252,20 +256,44 @@ class Soak:
         return counted
 
 
-def main(steps: int, seed: int) -> int:
-    """A soak in ten parts, with what is held after each; 1 where that grew after the second."""
-    soak, after = Soak(graphcore.open_driver(), seed), []
+def is_flat(held: list[dict[str, int]], steps: int) -> bool:
+    """Whether nothing grew after the second tenth of ``steps``; Python's own memory by little."""
+    settled, last = held[2:3] or held[:1], held[-1]
+    blocks = last["python blocks"] - settled[0]["python blocks"]
+    without = [dict(each, **{"python blocks": 0}) for each in held[2:]]
+    return all(each == without[0] for each in without) and blocks < steps * 4
+
+
+def main(steps: int, seed: int, out: Path | None = None) -> int:
+    """A soak in ten parts, with what is held after each; 1 where that grew after the second.
+
+    Args:
+        steps: How many operations.
+        seed: Of their order.
+        out: Where what was seen is written after every part, as JSON; None: nowhere.
+    """
+    driver = graphcore.open_driver()
+    soak, held = Soak(driver, seed), list[dict[str, int]]()
     for part in range(11):
         if part:
             soak.run(steps // 10)
-        after.append(soak.held())
-        print(f"{part * (steps // 10)} steps:", after[-1], flush=True)
+        held.append(soak.held())
+        print(f"{part * (steps // 10)} steps:", held[-1], flush=True)
+        if out is not None:
+            found = {
+                "what": "soak", "device": driver.device_info().name, "driver": driver.name,
+                "versions": provenance.versions(driver), "commit": provenance.commit(),
+                "date": provenance.today(), "steps": part * (steps // 10), "seed": seed,
+                "faults": soak.failed, "done": dict(sorted(soak.done.items())), "held": held,
+            }  # fmt: skip
+            out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     print(f"{soak.failed} faults raised, done: {dict(soak.done)}")
-    blocks = [each.pop("python blocks") for each in after]
-    is_flat = all(each == after[2] for each in after[2:])
-    return 0 if is_flat and blocks[-1] - blocks[2] < steps * 4 else 1
+    return 0 if is_flat(held, steps) else 1
 
 
 if __name__ == "__main__":
-    given = [int(each) for each in sys.argv[1:]]
-    sys.exit(main(*(given + [10_000, 0][len(given) :])))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("steps", type=int, nargs="?", default=10_000)
+    parser.add_argument("seed", type=int, nargs="?", default=0)
+    parser.add_argument("--out", type=Path, help="a file for what was seen (JSON)")
+    sys.exit(main(**vars(parser.parse_args())))
