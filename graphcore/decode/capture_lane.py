@@ -58,9 +58,9 @@ class CaptureLane:
     def _current_stream(self) -> Stream:
         blocking = self._on_legacy_work == "error"
         if self._pool is not None:
-            return self._pool.capture_stream(self.driver, blocking=blocking)
+            return self._pool.capture_stream(self.driver, blocking=blocking, products=True)
         if self._leader is not None:
             return self._leader._current_stream()
         if self._stream is None or is_given_up(self._stream):
-            self._stream = self.driver.capture_stream(blocking=blocking)
+            self._stream = self.driver.capture_stream(blocking=blocking, products=True)
         return self._stream

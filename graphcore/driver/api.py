@@ -105,12 +105,17 @@ class Driver(ABC):
 
         return Stream(self, self.create_stream(blocking=blocking, priority=priority), owned=True)
 
-    def capture_stream(self, *, blocking: bool = False) -> Stream:
+    def capture_stream(self, *, blocking: bool = False, products: bool = False) -> Stream:
         """A stream to capture on, which goes back when nobody holds it; graphs hold theirs.
 
         The next one gets it, with what libraries keep for it (torch: 32 MiB for products).
+
+        Args:
+            blocking: Whether it orders with the legacy stream.
+            products: Whether matrix products are expected on it: of those that nobody holds, one
+                for which something is kept is taken then; else one for which nothing is.
         """
-        return self.capture_streams.lend(self, blocking=blocking)
+        return self.capture_streams.lend(self, blocking=blocking, products=products)
 
     @property
     def capture_streams(self) -> StreamStore:

@@ -100,11 +100,15 @@ class StreamStore:
         """How many wait for the next capture."""
         return sum(not lane.is_lent for lane in tuple(self._lanes))
 
-    def lend(self, driver: Driver, *, blocking: bool) -> LentStream:
-        """A stream that nobody holds, of this thread before those of others; else a new one."""
+    def lend(self, driver: Driver, *, blocking: bool, products: bool = False) -> LentStream:
+        """A stream that nobody holds, of this thread before those of others; else a new one.
+
+        Of these, one that has belongings where there are to be ``products``, else one that has
+        none: the others' would wait unused while more are made.
+        """
         busy = []  # held until one is found, so that each is looked at once
         while True:
-            stream = self._idle_stream(driver, blocking=blocking)
+            stream = self._idle_stream(driver, blocking=blocking, products=products)
             if stream is None:
                 return self._new_stream(driver, blocking=blocking)
             if _captures_nothing(stream):
@@ -127,7 +131,7 @@ class StreamStore:
             idle = [lane for lane in self._lanes if not lane.is_lent]
         self._destroy(idle, destroy)
 
-    def _idle_stream(self, driver: Driver, *, blocking: bool) -> LentStream | None:
+    def _idle_stream(self, driver: Driver, *, blocking: bool, products: bool) -> LentStream | None:
         own = threading.get_ident()
         with self._lock:
             idle = [
@@ -137,9 +141,9 @@ class StreamStore:
             ]
             if not idle:
                 return None
-            # the one used last is the one whose memory is most likely still there
-            lane = next((each for each in reversed(idle) if each.thread == own), idle[-1])
-            return LentStream(driver, lane, self)
+            idle.reverse()  # the one used last is the one whose memory is most likely still there
+            fits = [(each.thread == own, bool(each.belongings) == products) for each in idle]
+            return LentStream(driver, idle[fits.index(max(fits))], self)
 
     def _new_stream(self, driver: Driver, *, blocking: bool) -> LentStream:
         lane = Lane(driver.create_stream(blocking=blocking), blocking)

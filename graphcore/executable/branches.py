@@ -28,6 +28,7 @@ from graphcore.executable.handles import NotCopied
 from graphcore.executable.location import caller
 from graphcore.graph.reading import Annotation, read
 from graphcore.interop import use_stream
+from graphcore.interop.torch_workspaces import expects_products
 
 _MOST_LEAVES = 8
 
@@ -166,7 +167,9 @@ def fork_stream(driver: Driver, capture: ActiveCapture, given: Any, origin: Stre
     if given is None:
         before = driver.exchange_capture_mode("relaxed")  # making a stream may be unsafe to CUDA
         try:
-            return driver.capture_stream(blocking=capture.breaks_on_legacy_work)
+            return driver.capture_stream(
+                blocking=capture.breaks_on_legacy_work, products=expects_products(driver)
+            )
         finally:
             driver.exchange_capture_mode(before)
     stream = as_stream(driver, given)

@@ -11,6 +11,7 @@ from graphcore.errors import CacheTypeError, CaptureError, ConfigurationError, L
 from graphcore.executable.expectation import check_expectation
 from graphcore.interop.drivers import same_driver
 from graphcore.interop.torch import MemoryPool
+from graphcore.interop.torch_workspaces import expects_products
 
 LegacyWork = Literal["error", "ignore"]
 
@@ -57,7 +58,9 @@ def stream_for_pool(
         )
     if given is not None:
         return given
-    return pool.capture_stream(driver, blocking=on_legacy_work == "error")
+    return pool.capture_stream(
+        driver, blocking=on_legacy_work == "error", products=expects_products(driver)
+    )
 
 
 def refuse_second() -> None:
@@ -79,7 +82,7 @@ def fitting_stream(driver: Driver, given: Any, on_legacy_work: LegacyWork) -> St
     """A lent stream, or the given one where it fits; raises as :func:`capture` says."""
     wants_blocking = on_legacy_work == "error"
     if given is None:
-        return driver.capture_stream(blocking=wants_blocking)
+        return driver.capture_stream(blocking=wants_blocking, products=expects_products(driver))
     stream = as_stream(driver, given)
     if stream.handle in (0, 1, 2):
         raise ConfigurationError(

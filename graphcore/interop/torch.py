@@ -168,11 +168,14 @@ class MemoryPool:
                 before.append(other)
         return []
 
-    def capture_stream(self, driver: Driver, *, blocking: bool) -> Stream:
-        """The stream that captures into this pool take where none is given."""
+    def capture_stream(self, driver: Driver, *, blocking: bool, products: bool) -> Stream:
+        """The stream that captures into this pool take where none is given.
+
+        ``blocking``, ``products``: as of :meth:`Driver.capture_stream`, where it is lent now.
+        """
         key = (driver.context_id(), blocking)
         if key not in self._streams or is_given_up(self._streams[key]):
-            self._streams[key] = driver.capture_stream(blocking=blocking)
+            self._streams[key] = driver.capture_stream(blocking=blocking, products=products)
         return self._streams[key]
 
     @property

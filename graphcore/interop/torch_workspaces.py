@@ -97,6 +97,11 @@ class KeptPool:
         return self._idle > _MOST_IDLE * self._live
 
 
+def expects_products(driver: Driver) -> bool:
+    """Whether captures on ``driver`` are taken to multiply: one was seen to."""
+    return driver in _multiplying
+
+
 def prepare_workspaces(driver: Driver, stream: Stream, pool: MemoryPool, *, wanted: bool) -> bool:
     """Makes the workspaces of ``stream``, the current one, ahead of what is captured on it.
 
@@ -112,7 +117,7 @@ def prepare_workspaces(driver: Driver, stream: Stream, pool: MemoryPool, *, want
         Whether they lie in a pool of their own.
     """
     lane = lane_of(stream)
-    if lane is None or pool.pool is None or not (wanted or driver in _multiplying):
+    if lane is None or pool.pool is None or not (wanted or expects_products(driver)):
         return False
     return _workspaces_of(lane, pool.device).prepare()
 

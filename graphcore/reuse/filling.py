@@ -21,6 +21,7 @@ from graphcore.executable.capture_options import refuse_second
 from graphcore.executable.graph import Guard
 from graphcore.executable.memory_report import MemoryReport, in_words, memory_report, pools_of
 from graphcore.interop.torch import MemoryPool
+from graphcore.interop.torch_workspaces import expects_products
 from graphcore.reuse.budget import Incoming
 from graphcore.reuse.decisions import (
     CaptureDecision,
@@ -211,7 +212,11 @@ class Filling:
         pool = self._holding.pool_for(miss.driver, place)
         stream = miss.stream
         if stream is None:
-            stream = pool.capture_stream(miss.driver, blocking=miss.wants_blocking)
+            stream = pool.capture_stream(
+                miss.driver,
+                blocking=miss.wants_blocking,
+                products=expects_products(miss.driver),
+            )
         self._holding.order_after_launches(as_stream(miss.driver, stream), place)
         return miss.make(pool, stream)
 

@@ -10,9 +10,11 @@ import pytest
 import torch
 from helpers.decode_models import device_of, eager_tokens, make_model, make_prompt
 
+import graphcore
 from graphcore import CaptureError
 from graphcore.decode import CUDAGraphAR, DecodeBuckets
 from graphcore.driver import Driver, Stream
+from graphcore.driver.lent_streams import lane_of
 from graphcore.interop.torch import MemoryPool
 
 ROOM = 24
@@ -35,6 +37,40 @@ def model(graphcore_driver: Driver) -> Any:
 
 def prompt_of(driver: Driver, tokens: int, rows: int = 1) -> torch.Tensor:
     return make_prompt(tokens, batch=rows, device=device_of(driver))
+
+
+class Kept:
+    """What a library keeps for a stream."""
+
+    def is_needed(self) -> bool:
+        return True
+
+    def is_burden(self) -> bool:
+        return False
+
+
+def test_runners_one_after_another_capture_where_something_is_kept_and_other_captures_do_not(
+    graphcore_driver: Driver, model: Any
+) -> None:
+    prompt = prompt_of(graphcore_driver, 3)
+    idle = [graphcore_driver.capture_stream(blocking=True) for _ in range(3)]
+    furnished = idle[0].handle
+    lane = lane_of(idle[0])
+    assert lane is not None
+    lane.belongings.append(Kept())
+    del idle
+    x = torch.ones(4, device=device_of(graphcore_driver))
+    for _ in range(3):
+        graph = graphcore.capture_function(lambda: x + 1, driver=graphcore_driver)
+        assert furnished not in {
+            owner.object.handle for owner in graph.owners if isinstance(owner.object, Stream)
+        }
+        with CUDAGraphAR(model, max_seq_len=ROOM, driver=graphcore_driver) as runner:
+            runner.generate(prompt, 3)
+            assert streams_of(runner) == {furnished}
+            graphcore_driver.synchronize()
+        del graph
+        gc.collect()
 
 
 def test_every_variant_and_the_chunks_of_a_runner_are_captured_on_one_stream(

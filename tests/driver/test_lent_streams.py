@@ -55,6 +55,51 @@ def test_blocking_streams_and_others_are_not_mixed_up(graphcore_driver: Driver) 
         assert stream.is_blocking is blocking
 
 
+def test_products_are_captured_where_something_is_kept_for_them_and_nothing_else_is(
+    graphcore_driver: Driver,
+) -> None:
+    """Else each stream that ever was idle would come to have a workspace."""
+    held = [graphcore_driver.capture_stream() for _ in range(4)]
+    furnished = {held[index].handle for index in (0, 2)}
+    for index in (0, 2):
+        lane = lane_of(held[index])
+        assert lane is not None
+        lane.belongings.append(Memory())
+    del held
+    for _ in range(3):
+        products = graphcore_driver.capture_stream(products=True)
+        plain = graphcore_driver.capture_stream()
+        assert products.handle in furnished
+        assert plain.handle not in furnished
+        del products, plain
+    # where there is no other, one is taken before another one is made
+    assert {graphcore_driver.capture_stream().handle for _ in range(9)}.isdisjoint(furnished)
+    all_four = [graphcore_driver.capture_stream() for _ in range(4)]
+    assert furnished < {stream.handle for stream in all_four}
+    assert graphcore_driver.capture_streams.lent == 4
+    assert graphcore_driver.capture_streams.idle == 0
+
+
+def test_a_stream_of_the_own_thread_comes_before_one_with_something_kept(
+    graphcore_driver: Driver,
+) -> None:
+    other: list[int] = []
+
+    def elsewhere() -> None:
+        stream = graphcore_driver.capture_stream()
+        lane = lane_of(stream)
+        assert lane is not None
+        lane.belongings.append(Memory())
+        other.append(stream.handle)
+
+    own = graphcore_driver.capture_stream()
+    in_thread(elsewhere)
+    handle = own.handle
+    del own
+    assert graphcore_driver.capture_stream(products=True).handle == handle
+    assert other[0] != handle
+
+
 def test_a_stream_of_ones_own_is_never_lent(graphcore_driver: Driver) -> None:
     own = graphcore_driver.stream()
     assert lane_of(own) is None

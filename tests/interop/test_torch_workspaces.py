@@ -25,6 +25,7 @@ from graphcore.interop.torch import MemoryPool
 from graphcore.interop.torch_workspaces import (
     KeptPool,
     Workspaces,
+    expects_products,
     keep_workspaces,
     prepare_workspaces,
     workspace_bytes,
@@ -198,7 +199,9 @@ def test_once_a_capture_multiplied_the_next_ones_of_the_driver_are_prepared(
     pool, first, second = MemoryPool(0), driver.capture_stream(), driver.capture_stream()
     with pool.use():
         torch.multiply()
+    assert not expects_products(driver)
     keep_workspaces(driver, [first], pool)
+    assert expects_products(driver)
     torch.stream = 2
     assert prepare_workspaces(driver, second, MemoryPool(0), wanted=False)
     assert workspace_bytes(second) == WORKSPACE

@@ -139,7 +139,7 @@ def test_a_capture_waits_for_the_launches_that_work_in_its_pool(
     monkeypatch.setattr(Stream, "wait", noting)
     cache.get_or_capture(3, step(3), warmup=0)
     [pool] = cache._holding.pools.values()
-    assert waits == [pool.capture_stream(driver, blocking=True).handle] * 2
+    assert waits == [pool.capture_stream(driver, blocking=True, products=False).handle] * 2
     monkeypatch.undo()
     driver.synchronize()
     cache.close()
