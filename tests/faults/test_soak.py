@@ -7,12 +7,15 @@ import warnings
 from pathlib import Path
 
 import pytest
+from helpers.repository import ROOT
 from helpers.soak import Soak, is_flat, main
 
 from graphcore import GraphcoreWarning
 from graphcore.driver import Driver
 
 STEPS = 300  # `make soak` does ten thousand
+RECORD = ROOT / "benchmarks/results/h200/soak.json"
+WORKSPACE = 34 << 20  # bytes of one stream's on an H200, in a pool of its own
 
 
 @pytest.mark.exclusive  # compares the device's free memory
@@ -56,3 +59,15 @@ def test_a_soak_writes_down_what_it_has_held_and_says_where_that_grew(
 
         monkeypatch.setattr(Soak, "held", growing)
         assert main(40, 3) == 1
+
+
+def test_ten_thousand_operations_on_a_device_left_no_more_than_some_workspaces() -> None:
+    found = json.loads(RECORD.read_text(encoding="utf-8"))
+    assert (found["driver"], found["steps"], found["faults"]) == ("cuda", 10_000, 0)
+    assert sum(found["done"].values()) == 10_000
+    first, last = found["held"][0], found["held"][-1]
+    grown = {name: last[name] - first[name] for name in last}
+    assert grown["device bytes"] - grown["torch's bytes"] <= WORKSPACE // 4
+    assert grown["torch's bytes"] % WORKSPACE == 0
+    assert grown["torch's bytes"] <= 3 * WORKSPACE
+    assert grown["python blocks"] < 4 * found["steps"]
