@@ -2,6 +2,7 @@
 
 import gc
 import logging
+import os
 import struct
 import sys
 import types
@@ -264,6 +265,14 @@ def an_installed_cupy_is_called_for_launches_without_being_imported_whole():
         error = CUDARuntimeError("illegal")
         raises("CUDA_ERROR_ILLEGAL_ADDRESS", cuda.raise_launch, error)
         assert "cupy" not in sys.modules
+        version = int(os.environ["STUB_CUDA_VERSION"])
+        stub().stub_set(version, 2)
+        beside = driver()
+        stub().stub_set(version, 1)
+        before = stub().stub_calls(b"cuGraphLaunch")
+        assert not beside.bind_launch(executable, 0x500)()
+        assert stub().stub_calls(b"cuGraphLaunch") == before + 1
+        assert len(launched) == 2, "the runtime would work on whichever device is current"
     finally:
         sys.modules.update(dict.fromkeys(names))
         compiled_launch.cache_clear()

@@ -30,6 +30,8 @@ R = TypeVar("R")
 class PrimaryContext:
     """The retained primary context of device ``ordinal``.
 
+    ``has_neighbours``: the machine has other devices.
+
     Raises:
         DriverUnavailable: No driver library, a driver older than CUDA 13, or no such device.
     """
@@ -41,6 +43,7 @@ class PrimaryContext:
             raise DriverUnavailable(
                 f"driver 'cuda': expected a device ordinal in 0..{count - 1}, got {ordinal}"
             )
+        self.has_neighbours = count > 1
         self.device = ask(cuda.cuDeviceGet, ordinal)
         self.object = _retain(ordinal)
         self.id = int(ask(cuda.cuCtxGetId, self.object))

@@ -82,11 +82,12 @@ class ExecutableCalls(NodeCalls):
         """As the protocol says.
 
         Where CuPy is installed its launch call is bound; a failure of it raises CuPy's own error,
-        which :meth:`raise_launch` takes as well as a result. Else the entry point itself is called.
+        which :meth:`raise_launch` takes as well as a result. Else the entry point itself is called,
+        and so it is where there are other devices: the runtime below CuPy works on the current one.
         A default stream (handles 0 to 2) belongs to the context current at the launch: this
         driver's is made so.
         """
-        compiled = compiled_launch()
+        compiled = None if self._context.has_neighbours else compiled_launch()
         launch: Callable[[], object]
         if compiled is not None:
             # 0 means another stream to a CuPy that was told to work on streams of threads
