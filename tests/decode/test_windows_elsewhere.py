@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import pytest
@@ -23,21 +24,22 @@ def model(graphcore_driver: Driver, request: pytest.FixtureRequest) -> Any:
     return make_model(request.param, device=device_of(graphcore_driver))
 
 
-def test_caches_that_take_turns_wrap_each_by_itself(model: Any, graphcore_driver: Driver) -> None:
+def test_caches_that_take_turns_wrap_each_by_itself(
+    model: Any, graphcore_driver: Driver, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "graphcore")  # says why anything is captured again
     prompts = [make_prompt(3 + seed, device=str(model.device), seed=seed) for seed in range(2)]
     expected = [eager_tokens(model, prompt, NEW) for prompt in prompts]
     with CUDAGraphAR(model, max_seq_len=32, driver=graphcore_driver) as runner:
         caches = [runner.cache, StaticKVCache.for_model(model, 32)]
-        bindings = []
         for turn in (0, 1, 0, 1):
             other = caches[1 - turn]
             before = {name: each.clone() for name, each in other.named_tensors().items()}
             decoded = runner.generate(prompts[turn], NEW, cache=caches[turn])
             assert torch.equal(decoded, expected[turn])
-            bindings.append(str(runner.last_binding))
             for name, each in other.named_tensors().items():
                 assert torch.equal(each, before[name]), name
-        assert (runner.captures, runner.rebinds) == (1, 3), bindings
+        assert (runner.captures, runner.rebinds) == (1, 3)
 
 
 def test_buckets_below_and_above_the_window_share_its_ring(
