@@ -11,7 +11,9 @@ from helpers.repository import ROOT
 from helpers.soak import Soak, is_flat, main
 
 from graphcore import GraphcoreWarning
-from graphcore.driver import Driver
+from graphcore.driver import Driver, Stream
+from graphcore.driver.emulated import EmulatedDriver
+from graphcore.driver.lent_streams import lane_of
 
 STEPS = 300  # `make soak` does ten thousand
 RECORD = ROOT / "benchmarks/results/h200/soak.json"
@@ -71,3 +73,40 @@ def test_ten_thousand_operations_on_a_device_left_no_more_than_some_workspaces()
     assert grown["torch's bytes"] % WORKSPACE == 0
     assert grown["torch's bytes"] <= 3 * WORKSPACE
     assert grown["python blocks"] < 4 * found["steps"]
+
+
+class Furnishing(EmulatedDriver):
+    """Something is kept for each stream that products were captured on, as torch does."""
+
+    furnished = 0
+
+    def capture_stream(self, *, blocking: bool = False, products: bool = False) -> Stream:
+        stream = super().capture_stream(blocking=blocking, products=products)
+        lane = lane_of(stream)
+        assert lane is not None
+        if products and not lane.belongings:
+            lane.belongings.append(Kept())
+            self.furnished += 1
+        return stream
+
+
+class Kept:
+    def is_needed(self) -> bool:
+        return True
+
+    def is_burden(self) -> bool:
+        return False
+
+
+def test_runners_that_are_made_anew_leave_no_more_streams_with_a_workspace() -> None:
+    driver = Furnishing()
+    soak = Soak(driver, seed=5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", GraphcoreWarning)
+        soak.held()
+        before = driver.furnished
+        for _ in range(4):
+            soak.run(5)
+            soak.held()
+    assert driver.furnished == before == 1
+    assert driver.capture_streams.idle > 4, "there were others to take"
