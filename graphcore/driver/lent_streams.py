@@ -75,6 +75,8 @@ class LentStream(Stream):
     def close(self) -> None:
         """Destroys the stream after its work, for graphs captured on it too, which need it not."""
         self.lane.is_fit = False
+        if not self._closed:
+            self.lane.holder = None
         super().close()
 
     def _when_dropped(self) -> weakref.finalize[..., Stream]:
@@ -120,7 +122,7 @@ class StreamStore:
         if lane.is_fit:
             # what belongs to it is looked at only where that breaks no capture
             active.when_idle(partial(self._tidy, destroy))
-        else:
+        elif not lane.is_lent:  # a finalizer that comes late: by then another may hold it
             self._destroy([lane], destroy)
 
     def close(self, destroy: Destroy) -> None:
@@ -178,7 +180,8 @@ def give_up(stream: Stream | None) -> None:
 
 def give_up_unless_ended(stream: Stream) -> None:
     """As :func:`give_up`, where a capture on it was broken and the driver has not ended it."""
-    if isinstance(stream, LentStream) and not _captures_nothing(stream):
+    # a closed one is given up, and its handle is nothing that a driver may be asked about
+    if isinstance(stream, LentStream) and stream.lane.is_fit and not _captures_nothing(stream):
         give_up(stream)
 
 

@@ -209,6 +209,7 @@ class Capture(NotCopied):
             except CudaError as second:
                 place.give_up_stream()
                 error.add_note(f"waiting for the warm-up that failed: {second}")
+            place.keep_workspaces()
             raise
         place.stream.synchronize()
         place.keep_workspaces()
@@ -316,7 +317,7 @@ class Capture(NotCopied):
         explained = None
         try:
             self._active = None
-            if failure is not None:
+            if error is not None or failure is not None:
                 self._place.leave_streams(self._forks)
             if error is not None:
                 if handle is not None:
@@ -334,8 +335,10 @@ class Capture(NotCopied):
             # their tracebacks hold this frame: a cycle that would hold the failed step
             del explained, failure
         assert handle is not None
-        self._finish(handle, name, ended.owners)
-        self._place.keep_workspaces(self._forks)
+        try:
+            self._finish(handle, name, ended.owners)
+        finally:  # also without a graph: the next capture on the stream works in them
+            self._place.keep_workspaces(self._forks)
         self._forks = []
 
     def _finish(self, handle: GraphHandle, name: str, kept: list[tuple[object, str]]) -> None:

@@ -131,6 +131,26 @@ def test_a_stream_that_was_given_up_goes_when_it_is_dropped(graphcore_driver: Dr
     assert graphcore_driver.capture_streams.idle == 0
 
 
+def test_a_finalizer_that_comes_late_leaves_the_stream_to_its_new_holder(
+    graphcore_driver: Driver,
+) -> None:
+    held: list[Stream] = []
+
+    def lend_again() -> None:
+        held.append(graphcore_driver.capture_stream())
+        give_up(held[0])
+
+    first = graphcore_driver.capture_stream()
+    handle = first.handle
+    weakref.finalize(first, lend_again)  # finalizers run in the order last made, first run
+    del first
+    assert held[0].handle == handle
+    assert handle in graphcore_driver.own_streams()
+    held[0].synchronize()
+    held.clear()
+    assert handle not in graphcore_driver.own_streams()
+
+
 def test_an_idle_stream_on_which_somebody_captures_is_not_lent(graphcore_driver: Driver) -> None:
     handle = dropped(graphcore_driver)
     graphcore_driver.begin_capture(handle, "relaxed")

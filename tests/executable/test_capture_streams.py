@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,6 +16,8 @@ from graphcore import CaptureError, Graph, GraphExec, GraphPlan
 from graphcore.driver import Driver, Stream
 from graphcore.driver.emulated import EmulatedDriver
 from graphcore.driver.lent_streams import LentStream, lane_of
+from graphcore.executable import Capture
+from graphcore.executable.capture_place import CapturePlace
 from graphcore.interop.torch import MemoryPool
 
 
@@ -259,6 +262,91 @@ def test_a_stream_of_which_the_driver_does_not_say_that_it_is_free_is_not_lent_a
         graphcore.capture(driver=driver).__enter__()
     gc.collect()
     assert driver.own_streams() == ()
+
+
+def test_the_driver_is_not_asked_about_a_stream_that_was_closed_in_a_block_that_fails(
+    graphcore_driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, closed, asked = filled(graphcore_driver, 1.0), set[int](), set[int]()
+    ask = graphcore_driver.capture_status
+
+    def asking(handle: Any) -> Any:
+        asked.update({handle} & closed)
+        return ask(handle)
+
+    def fail() -> None:
+        with graphcore.capture(driver=graphcore_driver) as capture:
+            fork = capture.fork()
+            with fork:
+                x.add_(1)
+            closed.add(fork.stream.handle)
+            fork.stream.close()
+            raise ZeroDivisionError
+
+    monkeypatch.setattr(graphcore_driver, "capture_status", asking)
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert closed
+    assert not asked
+
+
+class Restless(list[Any]):
+    """Cannot be looked through."""
+
+    def __iter__(self) -> Any:
+        raise KeyError("restless")
+
+
+def _fails_in_its_block(capture: Capture, x: torch.Tensor) -> None:
+    with capture:
+        x.add_(1)
+        raise ZeroDivisionError
+
+
+def _is_broken(capture: Capture, x: torch.Tensor) -> None:
+    with capture:
+        x.add_(1)
+        capture.driver.synchronize_stream(capture.stream.handle)
+
+
+def _keeps_what_cannot_be_kept(capture: Capture, x: torch.Tensor) -> None:
+    with capture:
+        x.add_(1)
+        capture.keep(Restless([1]))
+
+
+def _fails_in_its_warm_up(capture: Capture, x: torch.Tensor) -> None:
+    capture.warm_up(lambda: x.fill_(1 // 0), 1)
+
+
+@pytest.mark.parametrize(
+    "fail",
+    [_fails_in_its_block, _is_broken, _keeps_what_cannot_be_kept, _fails_in_its_warm_up],
+    ids=lambda fail: fail.__name__.lstrip("_"),
+)
+def test_however_a_capture_fails_its_workspaces_stay_with_the_stream(
+    graphcore_driver: Driver,
+    monkeypatch: pytest.MonkeyPatch,
+    fail: Callable[[Capture, torch.Tensor], None],
+) -> None:
+    """Torch keeps a workspace for the stream, where the next capture works in it."""
+    kept: list[CapturePlace] = []
+    monkeypatch.setattr(CapturePlace, "keep_workspaces", lambda place, _=(): kept.append(place))
+    capture, x = graphcore.capture(driver=graphcore_driver), filled(graphcore_driver, 1.0)
+    with pytest.raises((ZeroDivisionError, CaptureError, KeyError)):
+        fail(capture, x)
+    assert len(kept) == 1
+
+
+def test_a_capture_without_what_was_expected_keeps_its_workspaces(
+    graphcore_driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[CapturePlace] = []
+    monkeypatch.setattr(CapturePlace, "keep_workspaces", lambda place, _=(): kept.append(place))
+    x = filled(graphcore_driver, 1.0)
+    with pytest.raises(CaptureError), graphcore.capture(driver=graphcore_driver, expect=5):
+        x.add_(1)
+    assert len(kept) == 1
 
 
 def test_an_error_of_the_block_that_broke_nothing_gives_the_stream_back(
