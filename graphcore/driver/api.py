@@ -108,12 +108,8 @@ class Driver(ABC):
     def capture_stream(self, *, blocking: bool = False, products: bool = False) -> Stream:
         """A stream to capture on, which goes back when nobody holds it; graphs hold theirs.
 
-        The next one gets it, with what libraries keep for it (torch: 32 MiB for products).
-
-        Args:
-            blocking: Whether it orders with the legacy stream.
-            products: Whether matrix products are expected on it: of those that nobody holds, one
-                for which something is kept is taken then; else one for which nothing is.
+        The next one gets it, with what libraries keep for it (torch: 32 MiB for products): where
+        ``products`` are expected, one that has something kept, else one that has nothing.
         """
         return self.capture_streams.lend(self, blocking=blocking, products=products)
 
