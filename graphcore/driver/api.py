@@ -108,8 +108,7 @@ class Driver(ABC):
     def capture_stream(self, *, blocking: bool = False, products: bool = False) -> Stream:
         """A stream to capture on, which goes back when nobody holds it; graphs hold theirs.
 
-        The next one gets it, with what libraries keep for it (torch: 32 MiB for products): where
-        ``products`` are expected, one that has something kept, else one that has nothing.
+        The next one gets it; where ``products`` are expected, one that torch keeps 32 MiB for.
         """
         return self.capture_streams.lend(self, blocking=blocking, products=products)
 
