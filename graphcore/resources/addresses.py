@@ -15,6 +15,7 @@ from typing import Any
 from graphcore.driver.api import Driver
 from graphcore.driver.records import Allocation
 from graphcore.errors import ConfigurationError
+from graphcore.resources.divisor_tables import divisor_tables, outside
 from graphcore.resources.pools import Blocks
 from graphcore.resources.spans import Span
 
@@ -176,7 +177,10 @@ def nowhere(address: int) -> Place:
 def words(data: bytes, offset: int = 0) -> Iterable[tuple[int, int]]:
     """(byte offset in ``data``, value) of every 8-byte word aligned in the parameter block.
 
-    ``offset`` is where ``data`` begins in that block.
+    ``offset`` is where ``data`` begins in that block. Tables of torch's that hold no address are
+    left out.
     """
-    for at in range(-offset % 8, len(data) - 7, 8):
-        yield at, int.from_bytes(data[at : at + 8], "little")
+    aligned = range(-offset % 8, len(data) - 7, 8)
+    found = ((at, int.from_bytes(data[at : at + 8], "little")) for at in aligned)
+    tables = divisor_tables(data)
+    return outside(found, tables) if tables else found

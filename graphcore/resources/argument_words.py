@@ -12,6 +12,7 @@ from graphcore.driver.kernel import Pointer
 from graphcore.driver.records import KernelParams
 from graphcore.graph.nodes import NodeRecord
 from graphcore.resources.attribution import pointers
+from graphcore.resources.divisor_tables import divisor_tables, outside
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,9 @@ class ArgumentShape:
 
     def words(self, data: bytes) -> list[tuple[int, int]]:
         """(byte offset, value) of what may be an address in the bytes of the argument."""
-        return [(at, int.from_bytes(data[at : at + 8], "little")) for at in self.offsets]
+        found = [(at, int.from_bytes(data[at : at + 8], "little")) for at in self.offsets]
+        tables = () if self.is_pointer else divisor_tables(data)
+        return list(outside(found, tables)) if tables else found
 
 
 class ArgumentShapes:
