@@ -137,7 +137,10 @@ class DecodeStep:
     def set_eos(self, eos_ids: Sequence[int], pad_id: int) -> None:
         """Begins a generation: no row is finished; these ids finish one, which then takes pads."""
         filled = [*eos_ids, *[_no_token] * (MOST_EOS_IDS - len(eos_ids))]
-        self._eos.copy_(torch.tensor(filled, device="cpu"))
+        if len(eos_ids) > 1:
+            self._eos.copy_(torch.tensor(filled, device="cpu"))
+        else:  # nothing to copy, which the host would wait for
+            self._eos.fill_(filled[0])
         self._pad.fill_(pad_id)
         self.finished.zero_()
         if self.spare_rows:

@@ -1,21 +1,31 @@
 """Divisor tables: the part of torch's kernel arguments that holds numbers, and what nobody wrote.
 
-torch's elementwise kernels take the layout of their operands as a count of dimensions and a table
-of 25 divisors. Only as many entries are written as there are dimensions; the others are what the
-host's stack held before, which is often the address of some tensor. What is written tells a table
-from anything else: each divisor stands beside its own shift and multiplier. Source: torch's
-ATen/cuda/detail/OffsetCalculator.cuh and IntegerDivider.cuh, versions 2.11 to 2.13.
+torch's elementwise kernels take the layout of their operands as a count of dimensions, a table of
+25 divisors, and 25 strides for each operand; their addresses come behind. Only as many entries are
+written as there are dimensions: the others are what the host's stack held before, which is often
+the address of some tensor. What is written tells a table from anything else: each divisor stands
+beside its own shift and multiplier. How many operands there are tells the number of bytes behind
+it; where that is no such structure, the strides are left to whoever looks at them.
+
+Source: torch's ATen/cuda/detail/OffsetCalculator.cuh and IntegerDivider.cuh, versions 2.11 to 2.13;
+the arguments themselves on an H200.
 """
 
 from __future__ import annotations
 
+import re
+import struct
 from collections.abc import Iterable, Iterator, Sequence
 
 _ENTRIES, _NUMBERS = 25, 3  # divisor, multiplier, shift
 _TABLE = 1 + _ENTRIES * _NUMBERS  # 32-bit words, the count of dimensions with them
 _LARGEST = 2**31 - 1
-_BYTES = 4
-_LEAST = _BYTES * (_TABLE + _ENTRIES)  # strides of one operand or more follow
+_BYTES, _ADDRESS = 4, 8
+_LEAST = _BYTES * (_TABLE + _ENTRIES)  # one operand
+_OPERANDS = range(1, 6)
+_OPERATION = 48  # bytes at most: what the kernel does to its operands, padding with it
+
+_COUNT = re.compile(rb"[\x01-\x19]\0{3}")  # of dimensions
 
 Range = tuple[int, int]
 """First byte, and the byte behind the last one."""
@@ -24,11 +34,13 @@ Range = tuple[int, int]
 def divisor_tables(data: bytes) -> tuple[Range, ...]:
     """Where in the bytes of an argument such tables are; none of their words is an address.
 
-    Where a table and its strides are all there is, the strides count too.
+    The strides behind a table count where it is known how many there are.
     """
     if len(data) < _LEAST:
         return ()
-    return tuple(_tables(memoryview(data)[: len(data) // _BYTES * _BYTES].cast("I")))
+    starts = list(_starts(data))
+    nexts = [*starts[1:], None]
+    return tuple((at, _end(at, after, len(data))) for at, after in zip(starts, nexts, strict=False))
 
 
 def outside(found: Iterable[tuple[int, int]], tables: Sequence[Range]) -> Iterator[tuple[int, int]]:
@@ -38,29 +50,44 @@ def outside(found: Iterable[tuple[int, int]], tables: Sequence[Range]) -> Iterat
             yield at, value
 
 
-def _tables(words: memoryview[int]) -> Iterator[Range]:
-    at, last = 0, len(words) - _TABLE - _ENTRIES
-    while at <= last:
-        dimensions = words[at]
-        if 1 <= dimensions <= _ENTRIES and _are_divisors(words, at + 1, dimensions):
-            end = at + _TABLE
-            is_all = at == 0 and (len(words) - end) % _ENTRIES == 0
-            yield _BYTES * at, _BYTES * (len(words) if is_all else end)
-            at = end
+def _starts(data: bytes) -> Iterator[int]:
+    """The bytes at which tables begin."""
+    behind = 0
+    for match in _COUNT.finditer(data, 0, len(data) - _LEAST + _BYTES):
+        at = match.start()
+        if at % _BYTES == 0 and at >= behind and _are_divisors(data, at + _BYTES, data[at]):
+            yield at
+            behind = at + _BYTES * _TABLE
+
+
+def _end(start: int, following: int | None, size: int) -> int:
+    """The byte behind the strides of a table; behind the table, where nothing tells how many.
+
+    Args:
+        start: Where it begins.
+        following: Where the next one begins.
+        size: Of the argument.
+    """
+    table = start + _BYTES * _TABLE
+    for operands in _OPERANDS:
+        strides = table + operands * _ENTRIES * _BYTES
+        if following is not None:
+            is_right = strides == following
         else:
-            at += 1
+            addresses = strides + -strides % _ADDRESS
+            rest = size - addresses - operands * _ADDRESS
+            is_right = strides == size or 0 <= rest <= _OPERATION
+        if is_right:
+            return strides
+    return table
 
 
-def _are_divisors(words: memoryview[int], first: int, count: int) -> bool:
-    """Whether ``count`` entries from ``first`` on are divisors, not all of them one."""
-    largest = 0
-    for at in range(first, first + _NUMBERS * count, _NUMBERS):
-        divisor = words[at]
-        if not 1 <= divisor <= _LARGEST:
+def _are_divisors(data: bytes, first: int, count: int) -> bool:
+    """Whether ``count`` entries from byte ``first`` on are divisors, not all of them one."""
+    numbers: tuple[int, ...] = struct.unpack_from(f"<{_NUMBERS * count}I", data, first)
+    for divisor, multiplier, shift in zip(*[iter(numbers)] * _NUMBERS, strict=True):
+        if not 1 <= divisor <= _LARGEST or shift != (divisor - 1).bit_length():
             return False
-        shift = (divisor - 1).bit_length()
-        multiplier = (((1 << shift) - divisor) << 32) // divisor + 1
-        if (words[at + 1], words[at + 2]) != (multiplier, shift):
+        if multiplier != (((1 << shift) - divisor) << 32) // divisor + 1:
             return False
-        largest = max(largest, divisor)
-    return largest > 1
+    return max(numbers[::_NUMBERS]) > 1

@@ -16,6 +16,7 @@ import graphcore
 from graphcore.driver import Driver
 from graphcore.driver.records import Allocation, MemoryKind
 from graphcore.errors import ConfigurationError
+from graphcore.resources.addresses import words
 from graphcore.resources.attribution import attribute
 from graphcore.resources.divisor_tables import divisor_tables, outside
 from graphcore.resources.fingerprint import fingerprint
@@ -41,17 +42,20 @@ def table(divisors: list[int], junk: bytes = b"") -> bytes:
     return struct.pack("<I", len(divisors)) + written + filler
 
 
-def structure(divisors: list[int], junk: int = 0, first: int = 0) -> bytes:
-    """As torch's neg takes it: the table, strides of two operands, their addresses, a functor.
+def structure(divisors: list[int], junk: int = 0, first: int = 0, operands: int = 2) -> bytes:
+    """As torch's elementwise kernels take it: table, strides, addresses, what is done to them.
 
-    ``junk`` stands at each aligned word of the entries that are not written.
+    ``junk`` stands at each aligned word of the entries that are not written, the strides' too.
     """
-    found = bytearray(first) + table(divisors) + bytes(200)
-    end = first + 4 + 12 * len(divisors)
-    for at in range(end + -end % 8, first + TABLE - 7, 8):
-        found[at : at + 8] = junk.to_bytes(8, "little")
+    strides = first + TABLE
+    end = strides + 100 * operands
+    found = bytearray(first) + table(divisors) + bytes(100 * operands)
+    for written, last in ((first + 4 + 12 * len(divisors), strides), (strides + 8, end)):
+        for at in range(written + -written % 8, last - 7, 8):
+            found[at : at + 8] = junk.to_bytes(8, "little")
     found += bytes(-len(found) % 8)
-    return bytes(found) + struct.pack("<QQ", Y, Y + 64) + bytes(8)
+    addresses = [Y + 64 * index for index in range(operands)]
+    return bytes(found) + struct.pack(f"<{operands}Q", *addresses) + bytes(16)
 
 
 def device(*known: int) -> Any:
@@ -82,24 +86,45 @@ def test_the_numbers_beside_a_divisor_divide_by_it() -> None:
 
 @pytest.mark.parametrize("first", [0, 4, 8, 16, 36])
 @pytest.mark.parametrize("dimensions", [1, 2, 3, 24, 25])
-def test_a_table_is_found_wherever_it_stands(first: int, dimensions: int) -> None:
+@pytest.mark.parametrize("operands", [1, 2, 3, 4, 5])
+def test_a_table_and_its_strides_are_found_wherever_they_stand(
+    first: int, dimensions: int, operands: int
+) -> None:
     rng = random.Random(dimensions)
     divisors = [rng.randrange(2, 5000) for _ in range(dimensions)]
-    data = structure(divisors, junk=X, first=first)
-    assert divisor_tables(data) == ((first, first + TABLE),)
+    data = structure(divisors, junk=X, first=first, operands=operands)
+    assert divisor_tables(data) == ((first, first + TABLE + 100 * operands),)
+    held = [value for _, value in words(data)]
+    assert held.count(X) == 0
+    assert [value for value in held if value] == [Y + 64 * index for index in range(operands)]
 
 
-def test_two_tables_are_found() -> None:
-    data = structure([5, 64], junk=X) + structure([3], junk=X)
-    second = len(structure([5, 64]))
-    assert divisor_tables(data) == ((0, TABLE), (second, second + TABLE))
+def test_strides_are_not_counted_where_nothing_tells_how_many_there_are() -> None:
+    data = structure([12, 4], junk=X) + X.to_bytes(8, "little") * 6
+    assert divisor_tables(data) == ((0, TABLE),)
+    assert X in [value for _, value in words(data)]
+
+
+def test_a_table_ends_where_the_next_one_begins_and_each_is_found() -> None:
+    one, two = table([5, 64]) + bytes(100), table([3]) + bytes(200) + bytes(84)
+    assert divisor_tables(one + two) == ((0, 404), (404, 404 + TABLE))
+    two = table([3]) + bytes(200) + bytes(4 + 16 + 48)
+    assert divisor_tables(one + two) == ((0, 404), (404, 404 + TABLE + 200))
+    # torch's sums take 1048 bytes: settings, one input, two outputs, and what they work on
+    assert divisor_tables(bytes(72) + one + table([3]) + bytes(268)) == ((72, 476), (476, 980))
 
 
 @pytest.mark.parametrize("operands", [1, 2, 4])
 def test_an_argument_that_is_a_table_with_its_strides_holds_nothing_else(operands: int) -> None:
     data = table([12, 4], X.to_bytes(8, "little")) + bytes(100 * operands)
     assert divisor_tables(data) == ((0, len(data)),)
-    assert divisor_tables(data + bytes(8)) == ((0, TABLE),)
+
+
+@pytest.mark.parametrize(("operands", "size"), [(1, 432), (2, 536), (3, 648), (4, 752), (4, 760)])
+def test_the_sizes_that_torch_has_are_known(operands: int, size: int) -> None:
+    data = structure([12, 4], operands=operands)
+    data += bytes(size - len(data))
+    assert divisor_tables(data) == ((0, TABLE + 100 * operands),)
 
 
 def changed(data: bytes, at: int, by: int) -> bytes:
@@ -119,6 +144,7 @@ def changed(data: bytes, at: int, by: int) -> bytes:
         structure([1, 1], X),
         structure([], X),
         table([12, 4]) + bytes(96),
+        table([12, 4])[:-4],
         b"",
         bytes(600),
         struct.pack("<150I", *range(150)),
@@ -162,7 +188,7 @@ def test_they_are_in_no_report_and_make_no_other_fingerprint() -> None:
 def test_exchanging_buffers_leaves_them_and_is_not_refused_for_one_that_is_not_aligned() -> None:
     move = Move(Span("x", X, 4096), by=1 << 30)
     data = bytearray(structure([12, 4], X) + X.to_bytes(8, "little"))
-    data[204:212] = (X + 8).to_bytes(8, "little")
+    data[204:212] = data[444:452] = (X + 8).to_bytes(8, "little")
     [changed_params] = repoint(graph(bytes(data)), [move]).params.values()
     moved = changed_params.arguments[1]  # type: ignore[union-attr]
     assert moved[:-8] == bytes(data)[:-8]
@@ -191,11 +217,13 @@ def test_torch_writes_such_tables(operands: int) -> None:
     held = [argument for argument in node.arguments if divisor_tables(argument.data)]
     assert held, [argument.size for argument in node.arguments]
     [argument] = held
-    [(start, _)] = divisor_tables(argument.data)
+    [(start, end)] = divisor_tables(argument.data)
     dimensions = int.from_bytes(argument.data[start : start + 4], "little")
     sizes = struct.unpack_from("<" + "3I" * dimensions, argument.data, start + 4)[::3]
     assert dimensions > 1
     assert math.prod(sizes) == x.numel()
-    # what is there to be found is found outside of it
+    # the addresses follow, and are found
+    behind = struct.unpack_from(f"<{operands + 1}Q", argument.data, end + -end % 8)
+    assert behind == (out.data_ptr(), *[x.data_ptr()] * operands)
     reported = {found.address for found in capturing.graph.attributions()}
     assert {x.data_ptr(), out.data_ptr()} <= reported
