@@ -4,8 +4,8 @@ Pure: it reads a snapshot and makes new parameters. All words are found in what 
 so that moves are simultaneous: two buffers may trade places, and a chain of moves does not cascade.
 A declared number is never taken for a pointer. In what nobody declared (structures, arguments of
 other libraries) every aligned 8-byte word that lies in the memory counts as one: addresses are so
-large that an integer meets one only by intent or by a freak. The tables of torch's that are left
-out hold what the host's stack held.
+large that an integer meets one only by intent or by a freak. So do those that torch left unwritten
+in its tables: nobody reads them, and a word too many is moved rather than one too few.
 """
 
 from __future__ import annotations
@@ -165,9 +165,8 @@ class _Search:
         return self._known_places[key]
 
     def _words(self, node: NodeRecord, operand: str, data: bytes, first: int) -> bytes:
-        tables = divisor_tables(data)
-        found = list(outside(self._hits(data, first), tables))
-        for at, value in outside(self._hits(data, (first + 4) % 8), tables):
+        found = list(self._hits(data, first))
+        for at, value in outside(self._hits(data, (first + 4) % 8), divisor_tables(data)):
             name = self._name(value)
             self.problems.append(
                 f"{node}: {operand}, byte {at}: a word that is not aligned points into {name}"
